@@ -4,7 +4,8 @@
 the model's layers and the throughput of one worker. The network is the nominal one. Where a table
 says `fitted_at`, it is a link calibrated with the iteration at that number of workers, which does
 not count. Assumed, since no source states them: 20 us a message over TCP and 5 us over RDMA, 12
-GB/s over PCIe and 60 GB/s over NVLink.
+GB/s over PCIe and 60 GB/s over NVLink. `flat-ring` stands for NCCL before 2.4, which has no trees,
+and for 2.5 on two hosts.
 """
 
 from __future__ import annotations

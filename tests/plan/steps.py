@@ -152,15 +152,18 @@ def double_tree_received(workers: int) -> list[float]:
     return received
 
 
-def push_rounds(workers: int, servers: int) -> int:
-    """Return the rounds in which every worker sends one message to every server."""
+def push_s(workers: int, servers: int, message_s: float, add_s: float) -> float:
+    """Return when all servers have added a message of every worker; each adds while it receives."""
     rounds = max(workers, servers)
     sent = set()
+    done_s: dict[int, float] = {}
     for turn in range(rounds):
         # Worker w sends to server (w + turn) mod rounds, where there is one.
         pairs = [(w, (w + turn) % rounds) for w in range(workers)]
         pairs = [(w, s) for w, s in pairs if s < servers]
         assert len({s for _, s in pairs}) == len(pairs)
         sent |= set(pairs)
+        here_s = (turn + 1) * message_s
+        done_s |= {s: max(done_s[s], here_s) + add_s if s in done_s else here_s for _, s in pairs}
     assert len(sent) == workers * servers
-    return rounds
+    return max(done_s.values())

@@ -57,11 +57,11 @@ def test_what_is_refused(line: Callable[..., Any], changes: dict[str, Any], mess
 
 
 def test_servers_by_hand() -> None:
-    # P = 8, S = 2: 8 messages of M / 2 at each server, each way; 7 sums of M / 2.
-    assert server_line(8, 2.0, 3.0, 5.0, servers=2) == CostCurve.line(16.0, 8 * 3 / 2 + 7 * 5 / 2)
-    link = Link(alpha_s=2.0, beta_s_per_byte=3.0, gamma_s_per_byte=5.0)
+    # P = 8, S = 2: 8 messages of M / 2 at each server, each way, and the last sum of M / 2.
+    assert server_line(8, 2.0, 3.0, 1.0, servers=2) == CostCurve.line(16.0, 8 * 3 / 2 + 1 / 2)
+    link = Link(alpha_s=2.0, beta_s_per_byte=3.0, gamma_s_per_byte=1.0)
     both = Exchange(algorithm="parameter-server", workers=8, link=link, servers=2)
-    assert both.curve() == CostCurve.line(32.0, 41.5)
+    assert both.curve() == CostCurve.line(32.0, 24.5)
 
 
 def test_servers_on_the_workers_hosts() -> None:
@@ -107,9 +107,9 @@ def test_the_erratum_of_the_double_trees_slope() -> None:
             assert line.seconds(100) == cost_s
 
 
-def test_rounds_of_servers_are_counted() -> None:
+def test_rounds_and_sums_of_servers_are_counted() -> None:
     for workers, servers in itertools.product(range(2, 9), range(1, 9)):
-        rounds = steps.push_rounds(workers, servers)
-        line = server_line(workers, 1.0, 1.0, servers=servers)
-        assert line.latency_s == rounds
-        assert line.seconds(servers) == pytest.approx(2 * rounds)
+        for add_s in (0, 1, 5):
+            line = server_line(workers, 1.0, 1.0, add_s, servers=servers)
+            counted_s = steps.push_s(workers, servers, 2, add_s)
+            assert line.seconds(servers) == pytest.approx(counted_s)

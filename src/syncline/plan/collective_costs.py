@@ -102,9 +102,10 @@ def server_line(
 ) -> CostCurve:
     """Return the cost of sending all gradients to the servers and adding them there.
 
-    ``max(P, S) (alpha + beta M / S) + (P - 1) gamma M / S`` for P workers and S servers; see the
-    page "Algorithms and costs". ``colocated``: servers are on the hosts of as many workers, whose
-    own shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server.
+    ``max(P, S) (alpha + beta M / S) + gamma M / S`` for P workers and S servers that add faster
+    than they receive; see the page "Algorithms and costs". ``colocated``: servers are on the hosts
+    of as many workers, whose own shares cross no link, so ``P - 1`` rounds are enough. One worker
+    needs no server.
     """
     require_workers(workers)
     require_count("parameter servers", servers)
@@ -115,8 +116,11 @@ def server_line(
             f"{servers} servers cannot be on the hosts of {workers} workers; take fewer"
         )
     rounds = workers - 1 if colocated else max(workers, servers)
-    moved = rounds * beta_s_per_byte / servers
-    return CostCurve.line(rounds * alpha_s, moved + (workers - 1) * gamma_s_per_byte / servers)
+    # A server adds while it receives; its last sum follows its last message. If adding is slower,
+    # its sums follow the first two of its messages.
+    first, beta, gamma = rounds - workers + 2, beta_s_per_byte, gamma_s_per_byte
+    curve = CostCurve.line(rounds * alpha_s, (rounds * beta + gamma) / servers)
+    return curve.at_least(first * alpha_s, (first * beta + (workers - 1) * gamma) / servers)
 
 
 SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")

@@ -75,10 +75,10 @@ class Stage(Value, frozen=True, kw_only=True):
         require_finite(f"stage: the capacity of a {self.at}", self.bytes_per_s, above_0=True)
 
 
-FLAT = {"flat-ring": "ring", "flat-tree": "two-tree"}
-"""All-reduces that pipeline chunks over all workers, whatever their hosts; with the formula of each
-over one link. Hosts, links and staging work at the same time, so the slowest one counts."""
-TUNED = {"tuned": ("ring", "halving-doubling", "recursive-doubling"), "nccl": tuple(FLAT)}
+FLAT = ("flat-ring", "flat-tree")
+"""All-reduces that pipeline chunks over all workers, whatever their hosts. Hosts, links and staging
+work at the same time, so the slowest one counts."""
+TUNED = {"tuned": ("ring", "halving-doubling", "recursive-doubling"), "nccl": FLAT}
 """Algorithms among which MPI and NCCL choose by message size; the cheapest one counts."""
 DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
 """All-reduces of whole messages between equal workers."""
@@ -89,8 +89,10 @@ def all_reduce_curve(
 ) -> CostCurve:
     """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`."""
     require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
-    algorithm = FLAT.get(algorithm, algorithm)
-    if algorithm == "linear-pipeline":
+    algorithm = "ring" if algorithm == "flat-ring" else algorithm
+    if algorithm == "flat-tree":
+        curve = _flat_tree(workers, workers, link, link)
+    elif algorithm == "linear-pipeline":
         curve = pipeline_curve(workers, *msgspec.structs.astuple(link))
     else:
         curve = all_reduce_line(algorithm, workers=workers, **msgspec.structs.asdict(link))
@@ -119,9 +121,11 @@ def hierarchical_all_reduce(
     switch. The page "Algorithms and costs" has the formulas.
     """
     if algorithm in FLAT and workers > hosts:
-        return _flat(
-            algorithm, hosts, workers, inside, between, switch_bytes_per_s=switch_bytes_per_s
-        )
+        flat = _flat_ring if algorithm == "flat-ring" else _flat_tree
+        curve = flat(hosts, workers, inside, between)
+        if switch_bytes_per_s is None or hosts == 1:
+            return curve
+        return curve.at_least(curve.latency_s, 2 * hosts / switch_bytes_per_s)
     local = all_reduce_curve("ring", -(-workers // hosts), inside)
     gamma = between.gamma_s_per_byte / max(workers // hosts, 1)  # where the fewest share the work
     shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
@@ -129,43 +133,42 @@ def hierarchical_all_reduce(
     return CostCurve.in_turn((local, across))
 
 
-def _flat(
-    algorithm: str,
-    hosts: int,
-    workers: int,
-    inside: Link,
-    between: Link,
-    *,
-    switch_bytes_per_s: float | None,
-) -> CostCurve:
-    local = -(-workers // hosts)
-    within = all_reduce_curve(algorithm, workers, inside)
+def _flat_ring(hosts: int, workers: int, inside: Link, between: Link) -> CostCurve:
+    within, across = (all_reduce_curve("ring", workers, link) for link in (inside, between))
     if hosts == 1:
-        if algorithm == "flat-ring":
-            return within
-        return CostCurve.line(2 * (local - 1) * inside.alpha_s, within.segments[0].s_per_byte)
-    across = all_reduce_curve(algorithm, workers, between)
+        return within
     rates = [curve.segments[0].s_per_byte for curve in (within, across)]
-    if algorithm == "flat-ring":
-        # The critical path through the hops of all chunks: a chunk queues for the slowest link at
-        # every hop, at none, or at those after the last host but one.
-        hops = 2 * (workers - 1)
-        out = -(-hops * hosts // workers)
-        last = hops - (out - 1) * local - 1  # hops after the last host but one, on the longest way
-        slowest = between if rates[1] >= rates[0] else inside
-        curve = CostCurve.line(slowest.alpha_s, max(rates))
-        for waits in (0, min(max(last, 0), hops - out)):
-            inner = hops - out - waits
-            curve = curve.at_least(
-                out * between.alpha_s + inner * inside.alpha_s,
-                (out * rates[1] + inner * rates[0] + waits * max(rates)) / hops,
-            )
-    else:
-        trees = all_reduce_curve(algorithm, hosts, between)
-        curve = CostCurve.line(2 * (local - 1) * inside.alpha_s + trees.latency_s, max(rates))
-    if switch_bytes_per_s is not None:
-        curve = curve.at_least(curve.latency_s, 2 * hosts / switch_bytes_per_s)
+    # The critical path through the hops of all chunks: a chunk queues for the slowest link at every
+    # hop, at none, or at those after the last host but one.
+    local, hops = -(-workers // hosts), 2 * (workers - 1)
+    out = -(-hops * hosts // workers)
+    last = hops - (out - 1) * local - 1  # hops after the last host but one, on the longest way
+    slowest = between if rates[1] >= rates[0] else inside
+    curve = CostCurve.line(slowest.alpha_s, max(rates))
+    for waits in (0, min(max(last, 0), hops - out)):
+        inner = hops - out - waits
+        curve = curve.at_least(
+            out * between.alpha_s + inner * inside.alpha_s,
+            (out * rates[1] + inner * rates[0] + waits * max(rates)) / hops,
+        )
     return curve
+
+
+def _flat_tree(hosts: int, workers: int, inside: Link, between: Link) -> CostCurve:
+    """Return the cost of double binary trees over hosts, whose workers form a chain.
+
+    The first chunk goes all the way up and down; meanwhile each port passes the bytes of one way.
+    After that both ways share the ports, and hide the hops next to the roots.
+    """
+    alpha_s, beta = between.alpha_s, between.beta_s_per_byte
+    local, rounds = -(-workers // hosts), 2 * doubling_rounds(hosts)
+    latency_s = 2 * (local - 1) * inside.alpha_s + rounds * alpha_s
+    # How often the bytes pass a port; a chain of two uses both ways at once.
+    within = min(local - 1, 2) * inside.beta_s_per_byte
+    one_way, both_ways = {1: (0.0, 0.0), 2: (0.5, 1.0), 3: (0.5, 1.5)}.get(hosts, (1.0, 2.0))
+    adds = max((local > 1) * inside.gamma_s_per_byte, (hosts > 1) * between.gamma_s_per_byte)
+    curve = CostCurve.line(latency_s, max(within, one_way * beta, adds))
+    return curve.at_least(latency_s - min(rounds / 2, 2) * alpha_s, both_ways * beta)
 
 
 EXCHANGES = (*DENSE_ALGORITHMS, *TUNED, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
