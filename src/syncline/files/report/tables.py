@@ -12,7 +12,6 @@ from rich.text import Text
 from syncline.files.report import summary, terminal, units
 from syncline.files.report.markup import Column
 from syncline.files.report.verdict import figure_text
-from syncline.files.report.whatif_table import what_if_table
 from syncline.plan.document import Document
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -20,7 +19,6 @@ from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Gradient, Profile
 from syncline.plan.run import Event, Run
 from syncline.plan.timeline import Row, Span, Timeline, rows
-from syncline.plan.whatif import WhatIf
 
 LIMIT = 12  # rows of tables that could be long, so that a file takes no more than a screen
 MOST_POINTS = 20
@@ -267,7 +265,6 @@ TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
     Run: run_table,
     summary.Summary: summary_table,
     Timeline: timeline_table,
-    WhatIf: what_if_table,
 }
 
 

@@ -95,11 +95,11 @@ def points_section(what_if: WhatIf | None) -> Html | None:
         Column("Fastest", lambda i: best[i].planner),
         Column("", lambda i: _split_bar(points[i], longest_s), wide=True, css="bar"),
         Column(f"Iteration, {time.name}", lambda i: time.text(best[i].iteration_s), numeric=True),
+        Column("90 % interval", lambda i: time.between(best[i].interval_s), wide=True),
         Column(
             f"Exposed, {time.name}", lambda i: time.text(best[i].exposed_s), numeric=True, wide=True
         ),
         Column("Efficiency", lambda i: units.percent(points[i].efficiency(best[i])), numeric=True),
-        Column("Speed-up", lambda i: f"{points[i].speed_up(best[i]):.1f}", numeric=True, wide=True),
         Column("Limited by", lambda i: BOUNDS[points[i].split(best[i]).bound], wide=True),
     ]
     rows = range(len(points))[:MOST_POINTS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -29,28 +30,26 @@ MOST_CROSSINGS = 12
 
 def print_what_if(console: Console, what_if: WhatIf) -> None:
     """Print the table: all columns to a file or a pipe, else as many as fit the screen."""
-    table = what_if_table(what_if)
-    points = _points(what_if, _fields(what_if), FEW)
+    screen = console.width if console.is_terminal else math.inf
+    for few, intervals in ((FEW, True), (FEW, False), (1, True), (1, False)):
+        points = _points(what_if, few, intervals=intervals)
+        if terminal.width(console, points) <= screen:
+            break
+    table = _with_text(what_if, points)
     if not console.is_terminal:
         console.width = max(console.width, terminal.width(console, table))
-    elif terminal.width(console, points) > console.width:
-        table = what_if_table(what_if, few=1)
     console.print(table)
 
 
-def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
-    """Return the points with the planners' predictions, and what limits the chosen point.
-
-    Worker counts vary within a block; a blank line separates blocks. Up to ``few`` planners have
-    columns of their own; of more, the fastest is shown.
-    """
+def _with_text(what_if: WhatIf, points: Table) -> RenderableType:
+    """Return the points, and what limits the chosen one."""
     fields = _fields(what_if)
     setting = what_if.points[0].setting
     constant = [field for field in notable_settings(setting) if field not in fields]
     where = (what_if.model, f"from {what_if.network}", setting_text(setting, constant))
     parts: list[RenderableType] = [
         Text(" · ".join(map(terminal.plain, filter(None, where))), style="bold"),
-        _points(what_if, fields, few),
+        points,
     ]
     if what_if.crossings:
         parts.append(_crossings(what_if, fields))
@@ -68,8 +67,12 @@ def _fields(what_if: WhatIf) -> list[str]:
     return [field for field in SETTINGS if field in what_if.swept]
 
 
-def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
-    points = what_if.points
+def _points(what_if: WhatIf, few: int, *, intervals: bool) -> Table:
+    """Return a row a point; blank lines separate rows that differ in more than the workers.
+
+    Up to ``few`` planners have columns of their own; of more, the fastest is shown.
+    """
+    points, fields = what_if.points, _fields(what_if)
     best = [point.best for point in points]
     own = {planner: [point.of(planner) for point in points] for planner in what_if.planners}
     if len(own) > few:
@@ -86,8 +89,10 @@ def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
         def efficiency(index: int) -> str:
             return units.percent(points[index].efficiency(found[index]))
 
+        ends: Column[int] = Column("90 %\ninterval", lambda i: time.between(found[i].interval_s))
         return [
             Column(title, lambda index: time.text(found[index].iteration_s), numeric=True),
+            *([ends] if intervals else ()),
             Column("\nexposed", lambda index: time.text(found[index].exposed_s), numeric=True),
             Column("effi-\nciency", efficiency, numeric=True),
         ]
