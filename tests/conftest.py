@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
@@ -34,6 +35,13 @@ for ignored, handler in (
 ):
     if signal.getsignal(ignored) == signal.SIG_IGN:
         signal.signal(ignored, handler)
+
+
+def pytest_collection_finish() -> None:
+    """Do not look for garbage among what was collected: that took 9 % of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

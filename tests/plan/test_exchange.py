@@ -297,7 +297,7 @@ def test_small_messages_of_a_library_grow_as_by_trees_and_large_ones_as_by_rings
 @pytest.mark.parametrize("slower", SLOWER)
 @pytest.mark.parametrize(
     ("hosts", "local"),
-    [(1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (4, 2), (2, 4), (2, 8), (8, 7), (32, 8), (100, 1)],
+    [(1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (4, 2), (2, 4), (2, 8), (5, 1), (8, 2)],
 )
 def test_flat_pipelines_cost_what_their_chunks_cost(hosts: int, local: int, slower: float) -> None:
     across = between(slower)

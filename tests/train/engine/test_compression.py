@@ -190,7 +190,7 @@ def test_over_our_own_backend(workers: WorkerPool, given: jobs.Given) -> None:
             ("wrapper", 26, {}, 1, True),
             ("hook", 3, {}, 1, True),
         ],
-        9,
+        6,
     ),
 )
 def test_a_step_that_a_scaler_skips_leaves_no_trace(

@@ -63,7 +63,7 @@ ROUNDED = first_few(
         ],
     ]
 )
-FEW = 14
+FEW = 10
 """How many of these run with every change under other plans: none that compiles."""
 
 
