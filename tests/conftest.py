@@ -39,7 +39,6 @@ for ignored, handler in (
 
 def pytest_collection_finish() -> None:
     """Do not look for garbage among what was collected: that took 9 % of the time."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 

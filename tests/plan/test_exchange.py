@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from benchmarks.flat_pipelines import INSIDE as INSIDE_CHUNKS
-from benchmarks.flat_pipelines import SLOWER, between, ring_s, trees_s
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks import flat_pipelines as chunks
 from syncline.errors import UserError
 from syncline.plan.cost import CostCurve
 from syncline.plan.exchange import (
@@ -294,16 +293,16 @@ def test_small_messages_of_a_library_grow_as_by_trees_and_large_ones_as_by_rings
     assert found.seconds(4096) < 3 * measured.seconds(4096)  # a tree, not 2,047 rounds
 
 
-@pytest.mark.parametrize("slower", SLOWER)
+@pytest.mark.parametrize("slower", chunks.SLOWER)
 @pytest.mark.parametrize(
     ("hosts", "local"),
     [(1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (4, 2), (2, 4), (2, 8), (5, 1), (8, 2)],
 )
 def test_flat_pipelines_cost_what_their_chunks_cost(hosts: int, local: int, slower: float) -> None:
-    across = between(slower)
-    for algorithm, simulated_s in (("flat-ring", ring_s), ("flat-tree", trees_s)):
+    across = chunks.between(slower)
+    for algorithm, simulated_s in (("flat-ring", chunks.ring_s), ("flat-tree", chunks.trees_s)):
         workers = hosts * local
-        own = exchange(algorithm, workers, link=across, hosts=hosts, inside=INSIDE_CHUNKS)
+        own = exchange(algorithm, workers, link=across, hosts=hosts, inside=chunks.INSIDE)
         powers = range(14, 31) if algorithm == "flat-ring" else (16, 20, 24, 28)
         for size in (0, *(1 << power for power in powers)):
             # The simulation sends some chunks of three hosts' trees in a bad order.

@@ -52,6 +52,12 @@ def test_cpp_code_waits(owner: Owner, kind: str, read: Callable[[Any], torch.Ten
     assert not any(name.startswith("_syncline") for name in tensor.__dict__)
 
 
+def test_a_copy_of_one_deferred_again(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter([lambda _: None])  # a step comes after this one
+    monkeypatch.setattr("syncline.train.overlap.pending.finish", lambda t: next(waits, finish)(t))
+    assert torch.equal(copy.deepcopy(owner.parameter()), torch.ones(2, 3))
+
+
 def test_each_place_that_reads_is_said_once(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         torch.Tensor(owner.parameter())

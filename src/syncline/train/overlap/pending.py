@@ -280,8 +280,8 @@ def _plain(tensor: Any) -> Any:
     if not is_pending(tensor):
         return tensor
     with without_torch_function():
-        if isinstance(tensor, nn.Parameter):
-            return make_subclass(nn.Parameter, tensor, tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter):  # since the wait, it may have got a stand-in again
+            return nn.Parameter(torch.Tensor.detach(tensor), tensor.requires_grad)
         return torch.Tensor.detach(tensor)
 
 
