@@ -293,17 +293,17 @@ def test_small_messages_of_a_library_grow_as_by_trees_and_large_ones_as_by_rings
     assert found.seconds(4096) < 3 * measured.seconds(4096)  # a tree, not 2,047 rounds
 
 
+RINGS = [(1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (4, 2), (2, 4), (2, 8), (8, 7), (32, 8), (256, 8)]
+
+
 @pytest.mark.parametrize("slower", chunks.SLOWER)
-@pytest.mark.parametrize(
-    ("hosts", "local"),
-    [(1, 8), (2, 1), (3, 1), (2, 2), (2, 3), (4, 2), (2, 4), (2, 8), (5, 1), (8, 2)],
-)
+@pytest.mark.parametrize(("hosts", "local"), [*RINGS, (5, 1), (8, 2)])
 def test_flat_pipelines_cost_what_their_chunks_cost(hosts: int, local: int, slower: float) -> None:
-    across = chunks.between(slower)
-    for algorithm, simulated_s in (("flat-ring", chunks.ring_s), ("flat-tree", chunks.trees_s)):
-        workers = hosts * local
+    across, workers = chunks.between(slower), hosts * local
+    ring, tree = range(14, 31) if workers <= 256 else (20, 28), (16, 20, 24, 28)
+    simulated = [("flat-ring", chunks.ring_s, ring), ("flat-tree", chunks.trees_s, tree)]
+    for algorithm, simulated_s, powers in simulated[: 2 if workers <= 16 else 1]:
         own = exchange(algorithm, workers, link=across, hosts=hosts, inside=chunks.INSIDE)
-        powers = range(14, 31) if algorithm == "flat-ring" else (16, 20, 24, 28)
         for size in (0, *(1 << power for power in powers)):
             # The simulation sends some chunks of three hosts' trees in a bad order.
             within = 0.16 if (hosts, algorithm) == (3, "flat-tree") else 0.03
