@@ -88,6 +88,7 @@ def points_section(what_if: WhatIf | None) -> Html | None:
     points, swept = what_if.points, what_if.swept
     best = [point.best for point in points]
     time = units.TimeUnit(prediction.iteration_s for prediction in best)
+    ends = [time.between(prediction.interval_s) for prediction in best]
     longest_s = max(prediction.iteration_s for prediction in best) or 1.0
     columns: list[Column[int]] = [
         Column("No.", lambda i: str(i + 1), numeric=True, wide=True),
@@ -95,7 +96,7 @@ def points_section(what_if: WhatIf | None) -> Html | None:
         Column("Fastest", lambda i: best[i].planner),
         Column("", lambda i: _split_bar(points[i], longest_s), wide=True, css="bar"),
         Column(f"Iteration, {time.name}", lambda i: time.text(best[i].iteration_s), numeric=True),
-        Column("90 % interval", lambda i: time.between(best[i].interval_s), wide=True),
+        Column("90 % interval", ends.__getitem__, numeric=True, wide=True),
         Column(
             f"Exposed, {time.name}", lambda i: time.text(best[i].exposed_s), numeric=True, wide=True
         ),

@@ -89,10 +89,10 @@ def _points(what_if: WhatIf, few: int, *, intervals: bool) -> Table:
         def efficiency(index: int) -> str:
             return units.percent(points[index].efficiency(found[index]))
 
-        ends: Column[int] = Column("90 %\ninterval", lambda i: time.between(found[i].interval_s))
+        ends = [time.between(prediction.interval_s) for prediction in found]
         return [
             Column(title, lambda index: time.text(found[index].iteration_s), numeric=True),
-            *([ends] if intervals else ()),
+            *([Column("90 %\ninterval", ends.__getitem__, numeric=True)] if intervals else ()),
             Column("\nexposed", lambda index: time.text(found[index].exposed_s), numeric=True),
             Column("effi-\nciency", efficiency, numeric=True),
         ]
