@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import syncline
-from syncline.torch_entry import TORCH, untried
+from syncline.torch_entry import LAUNCHED, TORCH, untried
 from tests.programs import output_of, ran
 from tests.train import entry_jobs as jobs
 from tests.words import assert_tells
@@ -132,6 +132,9 @@ def test_the_entry_and_the_package_need_little(site: Path) -> None:
     assert run(code, site) == "['__future__', 'syncline_torch_entry']\n"
     loaded = "['__future__', 'syncline', 'syncline.errors', 'syncline.torch_entry']\n"
     assert run(LOADED.format("import syncline"), ROOT / "src") == loaded
+    # Under `syncline run`, too: a script may import torch later.
+    launched = f"import os; os.environ['{LAUNCHED}'] = '{{}}'; "
+    assert run(launched + LOADED.format("import syncline"), ROOT / "src") == loaded
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.16.0", "2.17.0a0+git1"])

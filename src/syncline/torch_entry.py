@@ -35,9 +35,10 @@ def autoload() -> None:
         import logging
 
         logging.getLogger(NAME).debug("torch refused the backend syncline", exc_info=True)
-    # Not imported here: torch has imported os, and `import syncline` alone must load little.
+    # Not imported here: torch has imported os, and `import syncline` alone must load little. If it
+    # comes before torch, torch will call again.
     os = sys.modules.get("os")
-    if os is not None and LAUNCHED in os.environ:
+    if os is not None and "torch" in sys.modules and LAUNCHED in os.environ:
         try:
             load("syncline.train.launched.conversion", "syncline run").prepare()
         except Exception as error:  # must not stop the program, but the user asked for this
