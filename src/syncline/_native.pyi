@@ -4,9 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 def merge(
-    ready_ns: Sequence[int],
-    size_bytes: Sequence[int],
-    segments: Sequence[tuple[int, float, float]],
+    ready_ns: Sequence[int], size_bytes: Sequence[int], segments: Sequence[tuple[int, float, float]]
 ) -> list[int]:
     """Return the last tensor of each message of the optimal backward-only merge."""
 

@@ -47,14 +47,8 @@ ALL_REDUCE_ALGORITHMS: dict[str, LineFormula] = {
         2 * alpha * doubling_rounds(n),
         beta + gamma,
     ),
-    "two-tree": lambda n, alpha, beta, gamma: (
-        2 * alpha * doubling_rounds(n),
-        2 * beta + gamma,
-    ),
-    "ring": lambda n, alpha, beta, gamma: (
-        2 * (n - 1) * alpha,
-        (n - 1) / n * (2 * beta + gamma),
-    ),
+    "two-tree": lambda n, alpha, beta, gamma: (2 * alpha * doubling_rounds(n), 2 * beta + gamma),
+    "ring": lambda n, alpha, beta, gamma: (2 * (n - 1) * alpha, (n - 1) / n * (2 * beta + gamma)),
 }
 """The rows of MG-WFBP, Table 2, and ``two-tree``: the double binary trees with the bytes that their
 workers really send; see :func:`all_reduce_line`. ``binary-tree`` is also linear-pipeline's Table 1

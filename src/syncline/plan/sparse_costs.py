@@ -75,8 +75,7 @@ SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
 }
 
 
-Sends = list[tuple[int, int]]
-"""Who sends to whom at the same time."""
+Sends = list[tuple[int, int]]  # who sends to whom at the same time
 
 
 def sends(algorithm: str, workers: int) -> Iterator[tuple[int, Sends]]:

@@ -21,8 +21,7 @@ class _Named(logging.LoggerAdapter[logging.Logger]):
 
 
 logger = _Named(logging.getLogger("syncline"), {})
-_models: set[str] = set()
-"""The classes of the models that messages were about, in this process."""
+_models: set[str] = set()  # the classes of the models that messages were about, in this process
 
 
 def about(model: nn.Module, text: str) -> str:

@@ -49,8 +49,7 @@ TorchsProcessGroup: Any = dist.ProcessGroup
 class Options:
     """What ``pg_options`` may say; :class:`~syncline.comm.groups.Group` says what it means."""
 
-    transport: Transport = "auto"
-    """Such as ``"tcp"``: no shared memory, also inside a host."""
+    transport: Transport = "auto"  # such as ``"tcp"``: no shared memory, also inside a host
     interface: str | None = None
     """Network device at which other hosts reach this rank; None: GLOO_SOCKET_IFNAME, else any."""
     choices: Wanted = "measured"

@@ -5,12 +5,4 @@ from syncline.comm.groups.elements import Elements
 from syncline.comm.groups.group import Group, Pending, Transport
 from syncline.comm.groups.notes import Store
 
-__all__ = [
-    "Choice",
-    "Choices",
-    "Elements",
-    "Group",
-    "Pending",
-    "Store",
-    "Transport",
-]
+__all__ = ["Choice", "Choices", "Elements", "Group", "Pending", "Store", "Transport"]

@@ -151,8 +151,7 @@ class Group:
         self.on_failure: Callable[[], str] = str
         """Called when an operation fails on this rank; returns the end of the error message."""
         self._lock = threading.Lock()
-        self._begun: deque[Pending] = deque()
-        """Collectives that may be in flight, in order."""
+        self._begun: deque[Pending] = deque()  # collectives that may be in flight, in order
         self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:

@@ -125,8 +125,7 @@ class TrainingConfig(Value, frozen=True):
     with it can be resumed without it, and vice versa."""
     shard: Annotated[
         bool, described("Shard the optimizer's state: each worker keeps its share.")
-    ] = False
-    """Each worker updates only its share of the parameters."""
+    ] = False  # each worker updates only its share of the parameters
     compression: Annotated[str | None, described("Exchange lossily; one of those below.")] = None
     density: Annotated[
         float | None, described("Share of the gradients that is sent, sparsely.")
@@ -144,8 +143,7 @@ class TrainingConfig(Value, frozen=True):
     ] = None
     step_ahead: Annotated[
         bool, described("Compute gradients at the weights with this rank's residuals applied.")
-    ] = False
-    """Updates are then not deferred."""
+    ] = False  # updates are then not deferred
     check: Annotated[bool, described("Go back to DDP's own exchange where that is faster.")] = True
     cache: Annotated[
         str | None, described("Folder that keeps the plan for the next start of this training.")

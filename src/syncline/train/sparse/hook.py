@@ -76,8 +76,7 @@ class GTopKState:
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step, with their futures, which are not complete yet."""
         self._message = 0
-        self.step = 0
-        """How many steps have been exchanged; the warm-up depends on it."""
+        self.step = 0  # how many steps have been exchanged; the warm-up depends on it
         self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
 
     def _agree(self, parameters: Mapping[str, Tensor]) -> None:
