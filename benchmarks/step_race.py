@@ -49,6 +49,8 @@ JOB_S = 12.0
 HIDDEN_BY_OURS, HIDDEN_BY_PEERS = 0.4, 0.2
 REACHED_AT_HIGH_RATES = 0.5
 EXPLORING_ROUNDS = 3
+LONG_S = 5.0
+"""Iterations of this length scatter so little that one exploring round tells their time."""
 MOST_FAILURES = 2
 """Times that a contestant may fail in a cell; a failure may also be an accident."""
 PREDICTED = (Ddp.NAME, *OURS)
@@ -186,13 +188,14 @@ class Race:
             for plan in calibration_plans(profile, measured.network, wire)
         }
         explored: dict[str, tuple[Turn, ...]] = dict.fromkeys((Ddp.NAME, *plans), ())
+        rounds = 1 if measured.cell.ring_s > LONG_S else EXPLORING_ROUNDS
 
         def take(name: str, turn: Turn) -> None:
             explored[name] = (*explored[name], turn)
 
         ended = race_cell(
             measured.cell,
-            [(name, number) for number in range(EXPLORING_ROUNDS) for name in explored],
+            [(name, number) for number in range(rounds) for name in explored],
             plans,
             python=self._python,
             iterations=self._arguments.iterations,
