@@ -55,7 +55,7 @@ class RankFacts(Value, frozen=True, kw_only=True):
     interface: Interface | None = None
     computing_s: float | None = None  # forward and backward pass, as timed by the rank's reducer
     link_s: float | None = None
-    """Time to send 1 MiB to the next rank while receiving 1 MiB from the previous one."""
+    """Time to receive 1 MiB from the previous rank while sending as much to the next one."""
     retransmitted: float = 0.0
     """Share of its host's TCP segments that were sent again during the probe."""
 

@@ -126,12 +126,24 @@ def suspects(net: Network, **changed: object) -> tuple[str, ...]:
         ({"interface": face(speed=1.25e9)}, "the MTU is 1500 bytes"),
         ({"retransmitted": 0.05}, "host1 (rank 1) sends 5.0 % of its TCP segments twice"),
         ({"computing_s": 0.2}, "slow host? host1 (rank 1) computes in 200 ms"),
-        ({"link_s": 0.09}, "slow host? host1 (rank 1) exchanges 1 MiB with its neighbours in 90.0"),
+        ({"link_s": 0.09}, "slow link? 1 MiB from host0 to host1 takes 90.0 ms, 10.0 ms on"),
     ],
 )
 def test_suspects_are_named(changed: dict[str, object], said: str) -> None:
     (suspect,) = suspects(network(), **changed)
     assert said in suspect
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_host_is_slow_if_its_links_are_slow_both_ways(each: int) -> None:
+    """Its neighbours' links to each other are not; those inside a host say nothing."""
+    between = {2 * each: 0.09, 3 * each: 0.08}
+    facts = [
+        RankFacts(rank=n, host=f"host{n // each}", link_s=between.get(n, 0.2 if n % each else 0.01))
+        for n in range(4 * each)
+    ]
+    (suspect,) = advice(profile(), network(), facts).suspects
+    assert suspect.startswith("slow host? 1 MiB to or from host2 takes at least 80.0 ms, 10.0 ms")
 
 
 def test_a_link_that_is_not_filled_is_named() -> None:

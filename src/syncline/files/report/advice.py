@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from statistics import median_low
 
 from rich.console import Console
 
@@ -155,12 +156,11 @@ def _exchanges(network: Network) -> Iterator[Exchange]:
     shares = 2 * (network.workers - 1) / network.workers
     for size, time_s in points:
         if time_s > 0 and size & (size - 1) == 0:
-            rate = size / time_s
             yield Exchange(
                 size_bytes=size,
                 time_s=time_s,
-                algorithm_bytes_per_s=rate,
-                bus_bytes_per_s=rate * shares,
+                algorithm_bytes_per_s=size / time_s,
+                bus_bytes_per_s=size / time_s * shares,
             )
 
 
@@ -204,18 +204,15 @@ def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
                 f"{rank.host} (rank {rank.rank}) sends {units.percent(rank.retransmitted)} of its "
                 "TCP segments twice: the network loses packets"
             )
-    between = [(r, r.link_s) for r in ranks if r.link_s and len(hosts) > 1]
-    for what, values, factor in (
-        ("computes", [(r, r.computing_s) for r in ranks if r.computing_s], SLOWER),
-        ("exchanges 1 MiB with its neighbours", between, SLOWER_LINK),
-    ):
-        median = sorted(seconds for _, seconds in values)[(len(values) - 1) // 2] if values else 0.0
-        for rank, seconds in values:
-            if seconds > factor * median:
-                yield (
-                    f"slow host? {rank.host} (rank {rank.rank}) {what} in "
-                    f"{units.duration(seconds)}, the median rank in {units.duration(median)}"
-                )
+    timed = [(rank, rank.computing_s) for rank in ranks if rank.computing_s]
+    typical_s = median_low([seconds for _, seconds in timed]) if timed else 0.0
+    for rank, seconds in timed:
+        if seconds > SLOWER * typical_s:
+            yield (
+                f"slow host? {rank.host} (rank {rank.rank}) computes in "
+                f"{units.duration(seconds)}, the median rank in {units.duration(typical_s)}"
+            )
+    yield from _slow_links(ranks)
     rows = list(_exchanges(network))
     if speeds and rows and len(hosts) > 1:
         most = max(row.bus_bytes_per_s for row in rows)
@@ -225,6 +222,24 @@ def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
                 f"{units.bandwidth(min(speeds))}: one TCP stream may not fill it (window: "
                 "net.core.rmem_max, net.ipv4.tcp_rmem), or others share the link"
             )
+
+
+def _slow_links(ranks: Sequence[RankFacts]) -> Iterator[str]:
+    """Yield hosts to and from which all is slow, and slow links between other hosts."""
+    ring = zip((*ranks[-1:], *ranks), ranks, strict=False)  # each rank receives from the previous
+    links = [(one.host, r.host, r.link_s) for one, r in ring if r.link_s and one.host != r.host]
+    hosts = dict.fromkeys(host for *ends, _ in links for host in ends)
+    best_s = {host: min(seconds for *ends, seconds in links if host in ends) for host in hosts}
+    limit_s = SLOWER_LINK * median_low(best_s.values()) if links else 0.0
+    usual = f"{units.duration(limit_s / SLOWER_LINK)} on the median host"
+    for host, seconds in best_s.items():
+        if seconds > limit_s:
+            took = units.duration(seconds)
+            yield f"slow host? 1 MiB to or from {host} takes at least {took}, {usual}"
+    for one, other, seconds in links:
+        if seconds > limit_s and best_s[one] <= limit_s and best_s[other] <= limit_s:
+            took = units.duration(seconds)
+            yield f"slow link? 1 MiB from {one} to {other} takes {took}, {usual}"
 
 
 def print_advice(console: Console, found: Advice) -> None:
