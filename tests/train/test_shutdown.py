@@ -66,6 +66,7 @@ OF_TWO = [
         ("", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
         ("logging.basicConfig()", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
         ("logging.basicConfig(level=20)", "torch.enable_grad()", "", AS_RECORDS),
+        ("logging.getLogger().setLevel('INFO')", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
         ("logging.basicConfig(level='ERROR')", "torch.enable_grad()", "", []),
         ("logging.getLogger('syncline').setLevel('WARNING')", "torch.enable_grad()", "", []),
         ("logging.disable()", "torch.enable_grad()", "", []),

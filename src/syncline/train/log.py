@@ -40,13 +40,14 @@ def warn(text: str) -> None:
 def announce(text: str) -> None:
     """Show the user a message; call on one rank.
 
-    If the program has not set a level for ``logging``, which then shows only warnings, the text is
-    printed to standard error. The level of the logger ``syncline``, one of the root logger other
-    than the default, or ``logging.disable`` decides instead.
+    If the program has set no level or no handler for ``logging``, which then shows only warnings,
+    the text is printed to standard error. The level of the logger ``syncline``, one of the root
+    logger above the default, or ``logging.disable`` decides instead.
     """
     own = logger.logger
     unset = own.level == logging.NOTSET and own.manager.disable < logging.INFO
-    if unset and own.getEffectiveLevel() == logging.WARNING:
+    above = own.getEffectiveLevel() - logging.WARNING
+    if unset and (above == 0 or (above < 0 and not own.hasHandlers())):
         print(f"syncline: {text}", file=sys.stderr, flush=True)
     else:
         logger.info("%s", text)

@@ -42,8 +42,7 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
     Raises:
         UserError: the network has no link, so it cannot be carried over to other circumstances.
     """
-    ddp = Ddp()
-    unchanged_s = predict_iteration_s(profile, network, ddp.plan(profile, network))
+    unchanged_s = predict_iteration_s(profile, network, Ddp().plan(profile, network))
     baseline = profile.baseline
     iteration_s = baseline.iteration_s if baseline else unchanged_s
     parts = _parts(profile, iteration_s)
