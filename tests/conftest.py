@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 # How long an example takes says how busy the machine is. A change is judged by the same examples
 # every time; "random" looks for others, as often as one likes.
 settings.register_profile("small", deadline=None, derandomize=True, max_examples=25)
-settings.register_profile("large", deadline=None, derandomize=True)
+settings.register_profile("large", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("random", deadline=None)
 settings.load_profile("small")
 

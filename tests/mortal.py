@@ -35,10 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 class Ended:
     """How a rank ended."""
 
-    code: int
-    """The exit code; minus the number of the signal that ended it."""
-    at_s: float
-    """When, on the monotonic clock; seen up to ``POLL_S`` later."""
+    code: int  # the exit code; minus the number of the signal that ended it
+    at_s: float  # when, on the monotonic clock; seen up to ``POLL_S`` later
     out: str
     err: str
 
@@ -209,6 +207,9 @@ def serve() -> None:
             _, status = os.waitpid(request["end"], 0)
             print(os.waitstatus_to_exitcode(status), flush=True)
             continue
+        if "module" in request:  # imported once, not in every fork
+            importlib.import_module(request["module"])
+            gc.freeze()
         processes = {}
         for rank in range(request.get("ranks", 1)):
             process = os.fork()

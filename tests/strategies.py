@@ -28,7 +28,7 @@ few = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-many = settings(few, max_examples=100 if LARGE else 40)
+many = settings(few, max_examples=60 if LARGE else 40)
 costly = settings(many, max_examples=60 if LARGE else 10)
 """For examples that take long, such as those that every planner plans."""
 
@@ -39,8 +39,7 @@ names = st.text(max_size=8)
 class IntegerCurve(NamedTuple):
     """A cost curve of whole nanoseconds, so that tests can cost without rounding."""
 
-    segments: tuple[tuple[int, int, int], ...]
-    """(start_bytes, cost_ns, ns_per_byte) of each."""
+    segments: tuple[tuple[int, int, int], ...]  # (start_bytes, cost_ns, ns_per_byte) of each
 
     def cost_ns(self, size_bytes: int) -> int:
         """Return what a message costs, by a linear scan."""

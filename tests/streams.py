@@ -27,10 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import syncline
 from syncline.torch_private import without_torch_function
 
-Clock = dict[str, int]
-"""How far each stream and thread has come, by name."""
-Place = tuple[str, int]
-"""File and line."""
+Clock = dict[str, int]  # how far each stream and thread has come, by name
+Place = tuple[str, int]  # file and line
 SOURCES = Path(syncline.__file__).parent
 HOST = torch.device("cpu")
 
@@ -38,8 +36,7 @@ HOST = torch.device("cpu")
 @dataclass(frozen=True)
 class Access:
     start: int
-    stop: int
-    """Bytes of a storage."""
+    stop: int  # bytes of a storage
     by: str
     time: int
     writes: bool
@@ -54,8 +51,7 @@ class Memory:
     made_on: FakeStream
     pinned: bool = False
     accesses: list[Access] = field(default_factory=list)
-    handed: set[str] = field(default_factory=set)
-    """Streams of ``record_stream``."""
+    handed: set[str] = field(default_factory=set)  # streams of ``record_stream``
 
 
 class FakeStream:
@@ -97,8 +93,7 @@ class Recorder:
 
     def __init__(self, dropped: Place | None = None) -> None:
         self.dropped = dropped
-        self.waits: set[Place] = set()
-        """Where the sources wait for an event or a stream."""
+        self.waits: set[Place] = set()  # where the sources wait for an event or a stream
         self.races: list[str] = []
         self.default = FakeStream(self, "default stream")
         self._lock = threading.RLock()

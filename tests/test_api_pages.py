@@ -16,8 +16,7 @@ from tests.programs import output_of
 
 API = DOCS / "api"
 TEXTS = {path.stem: path.read_text() for path in API.glob("*.md")}
-NEEDS = {"planning": ["data"]}
-"""Pages whose examples go on from those of another page."""
+NEEDS = {"planning": ["data"]}  # pages whose examples go on from those of another page
 
 
 def blocks(page: str, language: str) -> str:

@@ -15,8 +15,7 @@ from tests.lab.testbed.machine import require_namespaces
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
-SMALL_S = 1800.0
-"""On a machine that is busy with other tests."""
+SMALL_S = 1800.0  # on a machine that is busy with other tests
 
 
 def test_all_parts_fit_into_nine_minutes() -> None:

@@ -30,8 +30,7 @@ SELF_CONTAINED = (
     *("dag_fig1", "dag_table6", "dag_traces", "mgwfbp_fig1", "mgwfbp_fig2", "mgwfbp_table2"),
     *("pipeline_table1", "pipeline_fig4", "gtopk_fig5", "gtopk_fig9", "gtopk_table7"),
     *("pace_measured", "pace_use", "pipeline_measured", "pipeline_overlap"),
-)
-"""Quick, and without any trace of others."""
+)  # quick, and without any trace of others
 WITH_FALLBACK = ("dag_eq6", "dag_resnet", "dag_fig4", "mgwfbp_fig4", "pace_fig10")
 WITH_FALLBACK_LATE = ("mgwfbp_fig9", "mgwfbp_fig10", "mgwfbp_fig11", "pace_fig8")
 

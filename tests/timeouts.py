@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 DEADLINE_S = 300.0
 """Of one wait, for what takes a second or two on a machine with nothing else to do."""
-TIMEOUT = timedelta(seconds=DEADLINE_S)
-"""Of a process group."""
+TIMEOUT = timedelta(seconds=DEADLINE_S)  # of a process group
 JOB_DEADLINE_S = 2 * DEADLINE_S
 """Of a whole job or process. Waits inside it end before, and say what they have waited for."""
 

@@ -32,8 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     module: str
     name: str
-    arguments: bytes
-    """Pickled, as is what it returns."""
+    arguments: bytes  # pickled, as is what it returns
     workers: int
     backend: str
     store: str

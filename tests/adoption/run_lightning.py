@@ -93,7 +93,7 @@ def train(kind: str, which: str, folder: Path) -> None:
     strategy: Any = "ddp"
     if which == "syncline":
         strategy = SynclineStrategy(**planned(model), shard=shard)
-    data = TensorDataset(torch.randn(960 if kind == "swa" else 1600, WIDTH))
+    data = TensorDataset(torch.randn({"swa": 640, "averaging": 960}.get(kind, 1600), WIDTH))
     watch = Watch()
     callbacks: list[Any] = [watch]
     options: dict[str, Any] = {"max_epochs": 1}

@@ -24,8 +24,7 @@ KINDS = {
 WARNINGS = {
     "compiled": "overlap: updates are synchronous: the whole model is compiled, so that",
     "regional": "training with DDP's buckets: a copy was put in the wrapper's place",
-}
-"""Of kinds in which no update overlaps: what rank 0 says, once."""
+}  # of kinds in which no update overlaps: what rank 0 says, once
 RUN = ("-m", "syncline.run", "--cache", "none", "--no-check", "--planner", "tictac")
 """Plans by what the first iterations show, so that some steps overlap for sure."""
 SYNCHRONOUS_UNDER_RUN = {"compiled"}

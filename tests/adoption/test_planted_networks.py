@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ while True:
 NOBODY = "-1"
 SWITCH = -1
 TINY_BUFFER = "tc qdisc replace dev port1 root tbf rate 100mbit burst 20kb limit 24kb"
+SMALL_MTU = "ip link set dev eth0 mtu 1500"
 SLOW_SENDER = "tc qdisc replace dev eth0 root tbf rate 50mbit burst 20kb limit 1mb"
 FASTER_INTERFACE = """
 ip link add fast0 type veth peer name fast1
@@ -41,49 +43,29 @@ ip link set dev fast1 up
 echo 1000 >speed  # Mbit/s; the kernel says 10,000 of all of them
 mount --bind speed /sys/class/net/eth0/speed
 """
+MISSET = (
+    "the MTU differs between hosts: 1500, 9000 bytes",
+    "host0 (rank 0) sends through eth0, and fast",
+    "one TCP stream may not fill it",
+)
+LOSSY = ("the network loses packets", "slow link? 1 MiB from host0 to host1", "the MTU is 1500")
+SLOW = ("slow host? 1 MiB to or from host2", "slow host? host0 (rank 0) computes")
+ONE_WAY = ("slow link? 1 MiB from host1 to host2",)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "planted", "slow_rank", "named"),
     [
-        (
-            Cluster.of(hosts=2, rate="100mbit"),
-            {0: FASTER_INTERFACE, 1: "ip link set dev eth0 mtu 1500"},
-            NOBODY,
-            [
-                "the MTU differs between hosts: 1500, 9000 bytes",
-                "host0 (rank 0) sends through eth0, and fast",
-                "one TCP stream may not fill it",
-            ],
-        ),
-        (
-            Cluster.of(hosts=2, rate="1gbit", mtu_bytes=1500),
-            {SWITCH: TINY_BUFFER},
-            NOBODY,
-            [
-                "the network loses packets",
-                "slow link? 1 MiB from host0 to host1",
-                "the MTU is 1500 bytes",
-            ],
-        ),
-        (
-            Cluster.of(hosts=4, rate="500mbit", hosts_rate=["2:50mbit"]),
-            {},
-            "0",
-            ["slow host? 1 MiB to or from host2", "slow host? host0 (rank 0) computes"],
-        ),
-        (
-            Cluster.of(hosts=3, rate="500mbit"),
-            {1: SLOW_SENDER},
-            NOBODY,
-            ["slow link? 1 MiB from host1 to host2"],
-        ),
+        (Cluster.of(hosts=2, rate="100mbit"), {0: FASTER_INTERFACE, 1: SMALL_MTU}, NOBODY, MISSET),
+        (Cluster.of(hosts=2, rate="1gbit", mtu_bytes=1500), {SWITCH: TINY_BUFFER}, NOBODY, LOSSY),
+        (Cluster.of(hosts=4, rate="500mbit", hosts_rate=["2:50mbit"]), {}, "0", SLOW),
+        (Cluster.of(hosts=3, rate="500mbit"), {1: SLOW_SENDER}, NOBODY, ONE_WAY),
     ],
     ids=["interfaces", "losses", "slow hosts", "one way"],
 )
 def test_what_was_planted_is_named(
-    cluster: Cluster, planted: dict[int, str], slow_rank: str, named: list[str], tmp_path: Path
+    cluster: Cluster, planted: dict[int, str], slow_rank: str, named: Sequence[str], tmp_path: Path
 ) -> None:
     require_namespaces()
     script = tmp_path / "train.py"

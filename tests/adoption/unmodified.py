@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 - as scripts do
 
-WIDTH, STEPS = 48, 240
+WIDTH, STEPS = 48, 120
 
 
 def net() -> nn.Module:

@@ -50,10 +50,12 @@ def ready(parent: subprocess.Popen[str], workers: int) -> set[Identity]:
 def test_a_job_that_ends_well() -> None:
     options = "--hosts 2 --workers-per-host 6 --rate 1gbit"
     # Options after the command are the command's.
-    result = run(*options.split(), "sh", "-c", 'echo $RANK "$@"', "sh", "--hosts", "7")
+    code = 'echo $RANK $LOCAL_RANK $NODE_RANK $(uname -n) "$@"'
+    result = run(*options.split(), "sh", "-c", code, "sh", "--hosts", "7")
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == sorted(
-        f"{f'host{rank // 6} rank {rank}':13} | {rank} --hosts 7" for rank in range(12)
+        f"{f'host{n // 6} rank {n}':13} | {n} {n % 6} {n // 6} host{n // 6} --hosts 7"
+        for n in range(12)
     )
     lines = result.stderr.splitlines()
     assert lines[0] == "emulating 2 hosts, 6 workers each, links 1 Gbit/s"

@@ -42,8 +42,7 @@ class Kind(NamedTuple):
 
     name: str
     seeds: Callable[[], list[bytes]]
-    file: str
-    """Where it lies in a folder."""
+    file: str  # where it lies in a folder
     commands: Callable[[Path, Path, int], list[Command]]
     """Of the file, a folder for outputs and the number of the input, which varies options."""
 

@@ -37,8 +37,7 @@ VALUES: tuple[Any, ...] = (
     *("[/b][red]", "\x1b[31m\n\r\0", "../../x"),
     *([], [[]], [[0, 1]], [None] * 3, [0] * 1000, {}, {"x": 1}),
 )
-DEEP = 50_000
-"""Brackets, more than any reader's recursion."""
+DEEP = 50_000  # brackets, more than any reader's recursion
 
 
 def mutated(seeds: list[bytes], seed: str) -> bytes:

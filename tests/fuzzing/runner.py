@@ -32,10 +32,8 @@ from tests.fuzzing.mutations import mutated
 
 DEADLINE_S = 10.0
 MEMORY_BYTES = 2 << 30
-LONGEST_ERROR = 2000
-"""Characters of a message; paths of files are part of it."""
-BATCH = 500
-"""Inputs of one process, so that none meets what many before it left behind."""
+LONGEST_ERROR = 2000  # characters of a message; paths of files are part of it
+BATCH = 500  # inputs of one process, so that none meets what many before it left behind
 MOST_CRASHES = 3
 """Processes of one kind that may hang or crash before its other inputs are left out."""
 
@@ -55,8 +53,7 @@ class Outcome:
     """What came of the inputs of one kind."""
 
     inputs: int = 0
-    done: Counter[str] = field(default_factory=Counter)
-    """By command: how often it succeeded."""
+    done: Counter[str] = field(default_factory=Counter)  # by command: how often it succeeded
     refused: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
 

@@ -61,8 +61,7 @@ BROKEN = {
     "steers a terminal": lambda: sys.stdout.write("\x1b[2J"),
     "the file is not named": REFUSING,
     "ended with -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
-}
-"""What a command does that it must not, by what is said of it."""
+}  # what a command does that it must not, by what is said of it
 
 
 @pytest.mark.slow

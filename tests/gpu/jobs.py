@@ -312,10 +312,8 @@ class Timed(NamedTuple):
     """What an iteration takes with the copy of its batch to the device, in seconds."""
 
     profiled_s: float
-    copied_s: float
-    """Of that, the copy."""
-    by_clock_s: tuple[float, float]
-    """Before the profile, and after."""
+    copied_s: float  # of that, the copy
+    by_clock_s: tuple[float, float]  # before the profile, and after
 
 
 def profiled(kind: str, width: int, layers: int = 12) -> Timed:

@@ -71,8 +71,7 @@ def test_nohup_is_heeded() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-FAMILY = "sleep 100 & echo $! $$; wait"
-"""A process with a child; it prints both."""
+FAMILY = "sleep 100 & echo $! $$; wait"  # a process with a child; it prints both
 LAUNCHER = """
 import time
 from syncline.lab.processes import LocalProcess

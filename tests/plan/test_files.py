@@ -17,8 +17,7 @@ from syncline.plan.files import write_atomically
 from tests.plan.documents import PLAN
 
 Plant = Callable[[Path], object]
-SHARED = (0o1777, 0o777, 0o775)
-"""Modes of folders that others can write to."""
+SHARED = (0o1777, 0o777, 0o775)  # modes of folders that others can write to
 
 
 @pytest.fixture

@@ -130,8 +130,7 @@ def test_density_makes_an_exchange_sparse_and_a_dense_algorithm_ends_it() -> Non
 
 
 SPEEDS = SparseSpeeds(select_s_per_element=4.0, merge_s_per_entry=0.0, message_s=100.0)
-INDEX = (2 + 4 / 65536) / 4
-"""Bytes of a coded index for one of a value, at density 1."""
+INDEX = (2 + 4 / 65536) / 4  # bytes of a coded index for one of a value, at density 1
 
 
 def test_measured_speeds_are_counted_where_the_exchange_is_sparse() -> None:

@@ -126,8 +126,7 @@ def test_many_ranks(ranks: int) -> None:
 
 
 HOSTS = Fabric.of_hosts(2, 4, inside=WIRE, between=WIRE)
-MIXED = msgspec.structs.replace(HOSTS, hosts=(0, 1) * 4)
-"""Every transfer of a ring leaves its host."""
+MIXED = msgspec.structs.replace(HOSTS, hosts=(0, 1) * 4)  # every transfer of a ring leaves its host
 FLAT = flat(8, 0.0)
 
 

@@ -39,12 +39,10 @@ from tests.mortal import POLL_S, Place
 from tests.timeouts import DEADLINE_S, TIMEOUT, give_up
 from tests.train.overlap.overlap_plans import Style, plan_of
 
-SHORT_TIMEOUT_S = 4.0
-"""Where a rank falls silent, from that moment on."""
+SHORT_TIMEOUT_S = 4.0  # where a rank falls silent, from that moment on
 LAYERS = 4
 WIDTH = 32
-WARM = 11
-"""Steps after which exchanges certainly run on under the next forward pass."""
+WARM = 11  # steps after which exchanges certainly run on under the next forward pass
 
 
 class Net(nn.Sequential):

@@ -52,8 +52,7 @@ OPTIMIZERS = {
 PLAIN_READY = (
     *("narrow.bias", "narrow.weight", "wide.bias", "wide.weight"),
     *("norm.weight", "norm.bias", "conv.weight", "conv.bias"),
-)
-"""The gradients of ``Plain``, in the order in which they become ready."""
+)  # the gradients of ``Plain``, in the order in which they become ready
 SLOW = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="slow")
 
 

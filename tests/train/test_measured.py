@@ -24,8 +24,7 @@ from syncline.train.measure.clock import CpuClock, CudaClock
 from syncline.train.measure.observer import Moment, ObservedEvent, ObservedIteration
 
 M = Moment
-START = 1000
-"""Stamp of every iteration's beginning: times below are relative to it."""
+START = 1000  # stamp of every iteration's beginning: times below are relative to it
 
 
 def stamped(*events: tuple[Moment, str | int, int]) -> list[ObservedEvent]:
@@ -46,8 +45,7 @@ EVENTS = stamped(
 DEFERRED = ObservedIteration(EVENTS, START + 190, None, [])
 """The forward pass to 80, ten of walking the graph, the backward pass to 170, then the loop."""
 STEPPED = DEFERRED._replace(events=EVENTS + stamped((M.STEP, "", 176), (M.STEPPED, "", 180)))
-PERIOD = 180
-"""Without the walk."""
+PERIOD = 180  # without the walk
 TO_B, TO_A = Message(start=0, stop=100), Message(start=100, stop=300)
 TENSORS = Tensor(name="b", elements=100), Tensor(name="a", elements=200)
 PLAN = Plan(planner="p", model="m", workers=2, tensors=TENSORS, messages=(TO_B, TO_A), wait="need")

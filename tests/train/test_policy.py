@@ -37,10 +37,8 @@ TENSORS = tuple(Tensor(name=g.name, elements=g.elements) for g in PROFILE.gradie
 ALL = (Message(start=0, stop=2_000_000),)
 SINGLE = Plan(planner="by hand", model="random", workers=4, tensors=TENSORS, messages=ALL)
 GIVEN = replace(SINGLE, wait="need")
-STOCK_S = 0.19
-"""As the simulator predicts without contention."""
-PASSES_S = 0.13
-"""Of :data:`PROFILE`."""
+STOCK_S = 0.19  # as the simulator predicts without contention
+PASSES_S = 0.13  # of :data:`PROFILE`
 CALIBRATING = [f"calibrating with {parts} equal parts" for parts in trials.CALIBRATION_PARTS]
 """Before a plan that defers updates, where DDP shows contention."""
 READ = "gradients are read before each step"

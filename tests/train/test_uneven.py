@@ -124,12 +124,12 @@ def beside_ddp(loop: Loop, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def cases(static: bool) -> list[tuple[bool, Loop, str]]:
+    return [(static, loop, ("overlap", "wfbp")[(n + static) % 2]) for n, loop in enumerate(LOOPS)]
+
+
 @pytest.mark.parametrize(
-    ("static", "loop", "planner"),
-    [
-        *first_few((False, loop, by) for by in ("overlap", "wfbp") for loop in LOOPS),
-        *first_few((True, loop, by) for by in ("overlap", "wfbp") for loop in LOOPS[::-1]),
-    ],
+    ("static", "loop", "planner"), [*first_few(cases(False)), *first_few(cases(True))]
 )
 def test_only_exchanged_backward_passes_count(
     workers: WorkerPool, static: bool, loop: Loop, planner: str

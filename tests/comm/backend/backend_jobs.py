@@ -36,8 +36,7 @@ from tests.timeouts import TIMEOUT
 
 Group = Any
 Tensors = Sequence[torch.Tensor]
-Place = Callable[[torch.Tensor], torch.Tensor]
-"""Puts a tensor on a device."""
+Place = Callable[[torch.Tensor], torch.Tensor]  # puts a tensor on a device
 Op = dist.ReduceOp
 LARGE = 300_007
 

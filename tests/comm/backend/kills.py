@@ -37,10 +37,8 @@ Route = Literal["shared", "tcp", "mixed", "gloo"]
 """Over shared memory; over TCP; over both, as on two hosts; over Gloo, to compare."""
 TRANSPORTS: dict[Route, Transport | None] = {"tcp": "tcp", "gloo": None}
 How = Literal["SIGKILL", "SIGSTOP"]
-MOST_STEPS = 120
-"""By then, ours has left DDP's buckets."""
-LONGEST_S = 0.03
-"""A few steps."""
+MOST_STEPS = 120  # by then, ours has left DDP's buckets
+LONGEST_S = 0.03  # a few steps
 TIMEOUT_S: dict[How, float] = {"SIGKILL": 60.0, "SIGSTOP": 3.0}
 """Of waits; where a rank is stopped, of those that begin after the steps that it makes at least."""
 VARIANTS: tuple[dict[str, bool], ...] = (
@@ -50,8 +48,7 @@ VARIANTS: tuple[dict[str, bool], ...] = (
     {"gradient_as_bucket_view": True},
     {"broadcast_buffers": False},
 )
-HOOKED = {"hooked": True}
-"""Ours refuses communication hooks."""
+HOOKED = {"hooked": True}  # ours refuses communication hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +59,8 @@ class Kill:
     route: Route
     ranks: int = 2
     victim: int = 1
-    steps: int = 5
-    """How many steps it makes at least; with 0 it may go before its model is wrapped."""
-    after_s: float = 0
-    """Seconds after these steps."""
+    steps: int = 5  # how many steps it makes at least; with 0 it may go before its model is wrapped
+    after_s: float = 0  # seconds after these steps
     options: dict[str, bool] = field(default_factory=dict)
     """Arguments of the wrapper, and whether a communication hook is registered."""
     how: How = "SIGKILL"
@@ -90,14 +85,10 @@ def drawn(number: int, wrapper: Wrapper) -> Kill:
 class Found:
     """How it went."""
 
-    steps: int
-    """Of the victim."""
-    ended_s: list[float]
-    """After how many seconds each survivor had ended."""
-    said: list[str]
-    """The last line of each survivor's error output."""
-    failures: list[str]
-    """What survivors did wrong: ended by a signal, or did not name the rank."""
+    steps: int  # of the victim
+    ended_s: list[float]  # after how many seconds each survivor had ended
+    said: list[str]  # the last line of each survivor's error output
+    failures: list[str]  # what survivors did wrong: ended by a signal, or did not name the rank
 
 
 def run(mortals: Mortals, kill: Kill, folder: Path) -> Found:

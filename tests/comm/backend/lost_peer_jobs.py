@@ -26,8 +26,7 @@ How = Literal["dies", "is silent"]
 Case = Iterator[None]
 VICTIM = 1
 WIDTH = 64
-SHORT = timedelta(seconds=0.3)
-"""The timeout once a rank is silent."""
+SHORT = timedelta(seconds=0.3)  # the timeout once a rank is silent
 
 
 def loses_a_peer(place: Place, name: str, how: How, transport: Transport) -> None:

@@ -10,8 +10,7 @@ from tests.cases import first_few
 from tests.comm.backend.kills import Kill, Route, Wrapper, drawn, run
 from tests.mortal import Mortals
 
-NUMBERS = range(15)
-"""``tools/kill-ranks`` runs more."""
+NUMBERS = range(15)  # ``tools/kill-ranks`` runs more
 BOTH: tuple[Wrapper, ...] = ("torch", "syncline")
 
 

@@ -25,27 +25,23 @@ def names_the_victim(ended: Ended, words: str) -> None:
     assert f"rank {jobs.VICTIM} {words}" in error, ended.err
 
 
-@pytest.mark.parametrize("name", first_few(DIES, len(FIRST)))
-def test_a_peer_dies(mortals: Mortals, tmp_path: Path, name: str) -> None:
-    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "dies", "auto", folder=tmp_path)
+LOST = [
+    *first_few(((name, "dies", "auto") for name in DIES), len(FIRST)),
+    *first_few((name, "is silent", "auto") for name in jobs.CASES),
+    *first_few(((name, how, "tcp") for name in OVER_TCP for how in ("dies", "is silent")), 0),
+]
+
+
+@pytest.mark.parametrize(("name", "how", "transport"), LOST)
+def test_a_peer_is_lost(
+    mortals: Mortals, tmp_path: Path, name: str, how: jobs.How, transport: jobs.Transport
+) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, transport, folder=tmp_path)
     # Not "did not connect in time".
-    names_the_victim(survivor, "" if name == "monitored_barrier" else "has ended")
-
-
-@pytest.mark.parametrize("name", first_few(jobs.CASES))
-def test_a_peer_is_silent(mortals: Mortals, tmp_path: Path, name: str) -> None:
-    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "is silent", "auto", folder=tmp_path)
-    names_the_victim(survivor, "did not")
+    dies = "" if name == "monitored_barrier" else "has ended"
+    names_the_victim(survivor, dies if how == "dies" else "did not")
 
 
 def test_a_peer_of_another_host_dies_before_a_group(mortals: Mortals, tmp_path: Path) -> None:
     survivor, _ = mortals.run(jobs.loses_a_peer, 2, "new_group", "dies", "tcp", folder=tmp_path)
     names_the_victim(survivor, "has ended, or cannot be reached any more, and so does not join")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["dies", "is silent"])
-@pytest.mark.parametrize("name", OVER_TCP)
-def test_a_peer_of_another_host(mortals: Mortals, tmp_path: Path, name: str, how: str) -> None:
-    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, "tcp", folder=tmp_path)
-    names_the_victim(survivor, "has ended" if how == "dies" else "did not")

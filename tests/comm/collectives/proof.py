@@ -86,8 +86,7 @@ class _Sums:
         """The two numbers added. Of a rank's own vector: itself, twice."""
         self.once: list[int] = [1 << rank for rank in range(ranks)]
         """The ranks that a sum counts at least once, as bits."""
-        self.twice: list[int] = [0] * ranks
-        """The ranks that it counts more than once, as bits."""
+        self.twice: list[int] = [0] * ranks  # the ranks that it counts more than once, as bits
         self._known: dict[tuple[int, int], int] = {}
 
     def add(self, a: int, b: int) -> int:

@@ -41,7 +41,7 @@ def require_proved(collective: Collective, algorithm: str, numbers: Iterable[int
     """
     for ranks in numbers:
         roots = None if ranks <= 8 else (0, 1, ranks - 1)
-        blocks = 1, 2, 5, ranks + 1
+        blocks = (1, 2, 5, ranks + 1) if ranks in MIDDLE else (1, (2, 5, ranks + 1)[ranks % 3])
         for schedule in variants(collective, algorithm, ranks, blocks=blocks, roots=roots):
             assert verify(schedule, window=1).identical
             for rank in (schedule.source, schedule.destination):

@@ -26,8 +26,7 @@ from syncline.comm.groups import Elements
 from tests.comm.devices.host_device import CpuDevice
 from tests.timeouts import DEADLINE_S
 
-Line = tuple[str, int]
-"""A file and a line in it."""
+Line = tuple[str, int]  # a file and a line in it
 NONE = ("", 0)
 
 

@@ -110,8 +110,7 @@ MISMATCHES: dict[str, Callable[[DeviceGroup, bool], object]] = {
     f"{OF_NINE} float32 by 'max'": lambda g, odd: g.all_reduce(NINE, "max" if odd else "sum"),
     "broadcast of 9 elements of float32, root 1": lambda g, odd: g.broadcast(NINE, root=int(odd)),
     "reduce of 9 elements": lambda g, odd: g.reduce(NINE) if odd else g.all_reduce(NINE),
-}
-"""By what rank 1 calls."""
+}  # by what rank 1 calls
 
 
 def mismatches(folder: str) -> None:

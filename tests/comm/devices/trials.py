@@ -23,8 +23,7 @@ class Call:
     dtype: torch.dtype = torch.float32
     reduction: str = "sum"
     root: int = 0
-    stream: int = 0
-    """Which of two streams is the caller's current one."""
+    stream: int = 0  # which of two streams is the caller's current one
 
 
 def given(rank: int, call: Call, number: int) -> Tensor:

@@ -30,8 +30,7 @@ from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S
 TIMEOUT_S = JOB_DEADLINE_S
 DTYPES = tuple(getattr(torch, name) for name in NAMES_OF_DTYPES)
 COUNTS = (0, 1, 2, 5, 24, 1003)
-LARGE = 300_011
-"""Elements above what is under way at once, and no multiple of anything."""
+LARGE = 300_011  # elements above what is under way at once, and no multiple of anything
 OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,

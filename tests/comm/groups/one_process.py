@@ -88,8 +88,7 @@ def noting(key: str, note: str) -> Callable[[Members, dist.Store], object]:
     return lambda members, store: store.set(f"{members.prefix}/{key}", note)
 
 
-FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")
-"""Of another host."""
+FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")  # of another host
 
 
 def join_with(

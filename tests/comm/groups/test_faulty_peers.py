@@ -23,8 +23,7 @@ from tests.comm.groups import jobs
 from tests.comm.groups.one_process import FAR, join_with, joined, noting
 
 SEGMENT = re.compile(r"(\w+)-\w+ rw-s \S+ \S+ (\d+) +/memfd:syncline")
-TO_FIRST = 4096
-"""Where what a rank says to rank 0 begins, in its segment."""
+TO_FIRST = 4096  # where what a rank says to rank 0 begins, in its segment
 FRAGMENTS, STRIDE, COUNT = 128, 320, 8
 
 

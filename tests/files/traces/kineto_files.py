@@ -33,28 +33,21 @@ class Job:
     layers: int = 4
     load_us: int = 500
     copy_us: int = 40
-    host_us: int = 50
-    """Launching one kernel, without the call itself, which takes 5."""
+    host_us: int = 50  # launching one kernel, without the call itself, which takes 5
     kernel_us: int = 30
     message_us: int = 200
-    late_us: int = 0
-    """How much longer messages last on this rank because it waits for another."""
-    late_step: int | None = None
-    """The only step in which they do."""
+    late_us: int = 0  # how much longer messages last on this rank because it waits for another
+    late_step: int | None = None  # the only step in which they do
     peers_us: int = 0
     """A point-to-point exchange after the forward pass, which the device waits for."""
     side_us: int = 0
     """A kernel on another stream, beside the forward pass, which the backward pass waits for."""
     idle_us: int = 0
     """How long the device idles before each forward kernel, for a reason that is not recorded."""
-    ahead: bool = False
-    """The host never waits for the device."""
-    generic: bool = False
-    """All collectives run the same kernel, as on ROCm."""
-    elements: int = 1000
-    """Of each layer's gradient."""
-    undefined: tuple[int, ...] = ()
-    """Layers whose gradient is accumulated without a tensor."""
+    ahead: bool = False  # the host never waits for the device
+    generic: bool = False  # all collectives run the same kernel, as on ROCm
+    elements: int = 1000  # of each layer's gradient
+    undefined: tuple[int, ...] = ()  # layers whose gradient is accumulated without a tensor
     pid: int = 1
     shapes: bool = True
     sizes: bool = True

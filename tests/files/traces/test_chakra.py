@@ -264,8 +264,7 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
         "duration_micros": (7, UINT64),
         "attr": (10, MESSAGE),
     },
-}
-"""Numbers and types of the fields of Chakra's messages."""
+}  # numbers and types of the fields of Chakra's messages
 LISTS = ("attr", "ctrl_deps", "data_deps")
 
 

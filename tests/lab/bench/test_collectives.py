@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from syncline.comm.collectives import PROGRAMS, Collective
 from syncline.comm.groups import Choice, Choices
 from syncline.comm.groups.choices import Region, Timing, choices_path
 from syncline.errors import UserError
+from syncline.lab.bench import collectives
 from syncline.lab.bench.collectives import measure_collectives, race
+from syncline.lab.bench.launch import Team, meeting, torch_team
 from syncline.lab.bench.messages import LapTimes
 from syncline.lab.bench.request import BenchmarkRequest, TuneRequest
 from syncline.lab.bench.result import COPY, GLOO, OURS, TORCH
@@ -22,6 +26,7 @@ from syncline.lab.testbed import Cluster
 from tests.cases import first_few
 from tests.comm.groups.choice_examples import choices
 from tests.lab.testbed.machine import require_namespaces
+from tests.timeouts import DEADLINE_S
 
 ABSENT = Path("nowhere") / "python"
 
@@ -32,8 +37,19 @@ def request(*contestants: str, **changes: Any) -> BenchmarkRequest:
     return BenchmarkRequest(**given | {"contestants": contestants, "lap_s": 1e-3} | changes)
 
 
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    """Two workers that share memory: to start them takes longer than to measure."""
+    place = meeting("shared", 2, choices="measured", timeout_s=DEADLINE_S)
+    with place as at, torch_team(at) as started:
+        yield started
+
+
 @pytest.mark.parametrize("collective", first_few(PROGRAMS, 0))
-def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> None:
+def test_every_contestant_has_a_turn_in_every_round(
+    collective: Collective, team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "torch_team", lambda _: nullcontext(team))
     told: list[tuple[int, int]] = []
     names = (OURS, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
     benchmark = measure_collectives(
@@ -48,21 +64,14 @@ def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> N
 
 
 @pytest.mark.slow
-def test_over_tcp() -> None:
-    names = (OURS, TORCH, f"{OURS}:linear-pipeline")
-    benchmark = measure_collectives(request(*names, place="tcp"))
-    assert [entry.contestant for entry in benchmark.entries] == [*names]
-    assert benchmark.absent == ()
-
-
-@pytest.mark.slow
 def test_on_emulated_hosts() -> None:
     require_namespaces()
-    cluster = Cluster.of(hosts=2, rate="1gbit")
-    benchmark = measure_collectives(request(OURS, GLOO, place=cluster))
+    cluster = Cluster.of(hosts=2, rate="1gbit", workers_per_host=2)
+    names = (OURS, TORCH, f"{OURS}:linear-pipeline", GLOO)
+    benchmark = measure_collectives(request(*names, place=cluster, workers=(4,)))
     assert benchmark.rate_bytes_per_s == 1e9 / 8
-    assert benchmark.place == "2 hosts, 1 worker each, links 1 Gbit/s"
-    assert [entry.contestant for entry in benchmark.entries] == [OURS, GLOO]
+    assert benchmark.place == "2 hosts, 2 workers each, links 1 Gbit/s"
+    assert [entry.contestant for entry in benchmark.entries] == [*names]
 
 
 def test_when_nobody_can_take_part_the_reasons_are_said() -> None:
@@ -162,13 +171,12 @@ def test_over_tcp_and_on_emulated_hosts_the_site_is_another() -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_cache_can_be_measured_again() -> None:
-    [found] = tune(tune_request(sizes_bytes=(256,))).choices
-    path = choices_path(found.site)
+def test_a_damaged_cache_can_be_measured_again(team: Any) -> None:
+    path = choices_path(team.ready.site)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{")
     [again] = tune(tune_request(sizes_bytes=(256,))).choices
-    assert again.site == found.site
+    assert again.site == team.ready.site
 
 
 @pytest.mark.slow

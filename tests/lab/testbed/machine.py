@@ -55,8 +55,7 @@ def require_namespaces() -> None:
     pytest.skip(reason)
 
 
-Identity = tuple[int, str]
-"""A process, with when it started: numbers are used again."""
+Identity = tuple[int, str]  # a process, with when it started: numbers are used again
 
 
 def _stat(process: int) -> tuple[int, Identity] | None:
@@ -113,4 +112,4 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)
+        time.sleep(0.05)  # to look takes milliseconds

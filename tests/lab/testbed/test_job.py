@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,36 +16,11 @@ from tests.timeouts import DEADLINE_S
 
 from .machine import descendants
 
-ALL_REDUCE = """
-import os, torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-x = torch.arange(100_000, dtype=torch.float32) * (rank + 1)
-dist.all_reduce(x)
-assert torch.equal(x, torch.arange(100_000, dtype=torch.float32) * 10)
-print(rank, os.environ["LOCAL_RANK"], os.environ["NODE_RANK"], os.uname().nodename)
-dist.barrier()
-dist.destroy_process_group()
-"""
-
 
 def run(
     bed: Testbed, code: str, *, grace_s: float = DEADLINE_S, timeout_s: float = DEADLINE_S
 ) -> JobResult:
     return bed.run(["sh", "-c", code], grace_s=grace_s, timeout_s=timeout_s)
-
-
-@pytest.mark.slow
-def test_an_all_reduce_of_two_hosts_with_two_workers_each(namespaces: None) -> None:
-    with Testbed(Cluster.of(hosts=2, rate="1gbit", workers_per_host=2)) as bed:
-        result = bed.run([sys.executable, "-c", ALL_REDUCE], timeout_s=DEADLINE_S)
-        assert result.exit_code == 0, result.stderr
-        traffic = bed.traffic()
-    assert result.stdout == ("0 0 0 host0\n", "1 1 0 host0\n", "2 0 1 host1\n", "3 1 1 host1\n")
-    assert result.stderr == ("",) * 4
-    # Some of the 400 kB must cross from host to host.
-    assert min(passed.sent_bytes for passed in traffic) > 200_000
 
 
 def test_workers_know_their_place_and_their_device() -> None:

@@ -30,15 +30,21 @@ STEPS_PER_EPOCH = 3  # 24 images, two workers, 4 a batch
 GTOPK: dict[str, Any] = {"compression": "gtopk", "density": 0.02, "density_warmup": (0.25,)}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def few_images(folder: Path) -> str:
+    """Draw images for epochs that take a moment; return the options to train on them."""
     draw = random.Random(0)
     for split, images in (("train", 12), ("val", 2)):
         for kind in ("one", "two"):
-            (tmp_path / split / kind).mkdir(parents=True)
+            (folder / split / kind).mkdir(parents=True)
             for number in range(images):
                 image = Image.frombytes("RGB", (8, 8), draw.randbytes(192))
-                image.save(tmp_path / split / kind / f"{number}.png")
+                image.save(folder / split / kind / f"{number}.png")
+    return f"--data imagefolder --data-dir {folder} --batch-size 4"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    few_images(tmp_path)
     return tmp_path
 
 
@@ -140,13 +146,13 @@ def test_8_bits_are_resumed_also_by_more_workers(workers: WorkerPool, folder: Pa
 def test_killed_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, folder: Path) -> None:
     def start(*more: str) -> subprocess.Popen[str]:
         options = (
-            f"train --data imagefolder --data-dir {folder} --lr 0.01 --epochs 8 --batch-size 4 "
+            f"train --data imagefolder --data-dir {folder} --lr 0.01 --epochs 6 --batch-size 4 "
             "--compression gtopk --density 0.05 --no-check "
             f"--checkpoint {folder / 'parts'} --report {folder / 'report'}"
         )
         return started(*SYNCLINE, *options.split(), *more, session=True, OMP_NUM_THREADS="1")
 
-    whole = config_of(folder, "whole", epochs=8, compression="gtopk", density=0.05)
+    whole = config_of(folder, "whole", epochs=6, compression="gtopk", density=0.05)
     workers.run(train_all, 2, whole)
     killed, parts = start(), folder / "parts"
     wait_until(lambda: (parts / FILE_NAME).exists() or killed.poll() is not None, "a checkpoint")

@@ -27,6 +27,7 @@ from syncline.plan.profile import Gradient, Profile
 from tests import strategies as some
 from tests.cases import first_few
 from tests.lab.testbed.machine import SYNCLINE, descendants, finished, runs, started, wait_until
+from tests.lab.training.test_compressed import few_images
 from tests.timeouts import DEADLINE_S
 from tests.words import assert_tells
 
@@ -119,7 +120,7 @@ def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
     tmp_path: Path, number: signal.Signals, code: int, says: list[str]
 ) -> None:
     folder = tmp_path / "checkpoint"
-    parent = start(tmp_path, f"--epochs 500 --batch-size 64 --checkpoint {folder}")
+    parent = start(tmp_path, f"--epochs 5000 --checkpoint {folder} {few_images(tmp_path)}")
     wait_until(lambda: (folder / FILE_NAME).exists(), "a checkpoint")
     workers = workers_of(parent)
     parent.send_signal(number)
@@ -150,11 +151,11 @@ def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text("from syncline.cli import main\nmain()\n")
     torchrun = f"-m torch.distributed.run --standalone --nproc-per-node 2 {script}"
-    options = f"train --steps 2 --batch-size 64 --report {tmp_path / 'report'}"
+    options = f"train --steps 2 {few_images(tmp_path)} --report {tmp_path / 'report'}"
     result = finished(sys.executable, *torchrun.split(), *options.split(), OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("resnet20 on digits, 2 workers (gloo)\n")
-    assert result.stdout.count("resnet20 on digits") == 1
+    assert result.stdout.startswith("resnet20 on imagefolder, 2 workers (gloo)\n")
+    assert result.stdout.count("resnet20 on imagefolder") == 1
 
 
 @pytest.fixture

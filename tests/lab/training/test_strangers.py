@@ -15,6 +15,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from tests.lab.testbed.machine import finished
+from tests.lab.training.test_compressed import few_images
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
@@ -37,15 +38,16 @@ def listening():
     return found
 
 train = "from syncline.cli import main; main()"
-options = ["train", "--batch-size", "64", "--epochs", "1000", "--report", sys.argv[1] + "/report"]
+options = ["train", "--epochs", "5000", *sys.argv[3].split(), "--report", sys.argv[1] + "/report"]
 stranger = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=subprocess.PIPE, text=True)
-job = subprocess.Popen([sys.executable, "-c", train, *options], stderr=subprocess.PIPE, text=True)
+job = subprocess.Popen([sys.executable, "-c", train, *options], stderr=subprocess.PIPE, bufsize=0)
 job.stderr.readline()  # an epoch is over
 open_to = listening()
 print("addresses", *sorted({address for address, _ in open_to}))
 stranger.communicate(" ".join(str(port) for _, port in open_to))
-job.stderr.readline()  # may have been written before the stranger came
-if job.stderr.readline().startswith("epoch "):
+job.stderr.read(1 << 16)  # all that was written before the stranger had gone
+job.stderr.readline()  # may have begun before
+if job.stderr.readline().startswith(b"epoch "):
     print("the training goes on")
 job.send_signal(signal.SIGINT)
 print("ended with", job.wait())
@@ -86,7 +88,7 @@ def run_as_stranger(port: int) -> str:
 @pytest.mark.skipif(shutil.which("ip") is None, reason="iproute2 is not installed")
 @pytest.mark.slow
 def test_a_stranger_finds_no_store_and_disturbs_nothing(tmp_path: Path) -> None:
-    victim = (sys.executable, "-c", VICTIM, tmp_path, STRANGER)
+    victim = (sys.executable, "-c", VICTIM, tmp_path, STRANGER, few_images(tmp_path))
     result = finished(*victim, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     loopback = "0100007F"
     assert result.stdout.splitlines() == [

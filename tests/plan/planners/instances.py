@@ -100,8 +100,7 @@ def chain(
     return in_sequence(steps, gradients)
 
 
-UNIT_LINE = Network.line(workers=2, a_s=0, b_s_per_byte=1 / 4)
-"""A second an element."""
+UNIT_LINE = Network.line(workers=2, a_s=0, b_s_per_byte=1 / 4)  # a second an element
 FIGURE_2 = chain([1, 1, 1], [4, 2, 1], [2, 1, 1])
 """PACE, Fig. 2: AR_1 is long and ready first, AR_3 is needed first."""
 

@@ -18,8 +18,7 @@ from syncline.plan.simulator.bound import terms
 from tests import strategies as some
 from tests.plan.planners.instances import chain, chains, iteration_s
 
-Instance = tuple[list[int], list[int], list[int]]
-"""Ready times, sizes and tails."""
+Instance = tuple[list[int], list[int], list[int]]  # ready times, sizes and tails
 
 
 def max_min_size(sizes: tuple[int, ...], groups: int) -> tuple[float, list[int]]:

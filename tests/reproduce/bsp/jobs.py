@@ -33,8 +33,7 @@ from tests.mortal import Place
 from tests.reproduce.bsp.models import Odd, batch
 from tests.timeouts import DEADLINE_S, TIMEOUT
 
-STEPS = 18
-"""More than the planned form of algorithm 2 observes."""
+STEPS = 18  # more than the planned form of algorithm 2 observes
 
 CELLS: tuple[tuple[int, str | None, str | None], ...] = (
     (1, "linear-pipeline", None),
@@ -46,8 +45,7 @@ CELLS: tuple[tuple[int, str | None, str | None], ...] = (
     (3, "linear-pipeline", None),
     (3, "bidirectional-exchange", None),
     (3, None, None),
-)
-"""Algorithm, collectives and planner."""
+)  # algorithm, collectives and planner
 
 Optimizers = dict[str, Callable[[nn.Module], torch.optim.Optimizer]]
 OPTIMIZERS: Optimizers = {

@@ -29,8 +29,7 @@ from tests.train.jobs import OPTIMIZERS, batch, measured_as, plain_plan, steps_t
 from tests.train.models import MODELS
 from tests.train.sparse.jobs import MARK, Found, marked_memories, telling
 
-Given = str | dict[str, Any]
-"""A type of fewer bits, or the arguments of a recipe."""
+Given = str | dict[str, Any]  # a type of fewer bits, or the arguments of a recipe
 
 
 @mock.patch.object(compression_module, "Session", functools.partial(Session, check=True))

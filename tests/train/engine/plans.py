@@ -12,8 +12,7 @@ from syncline.plan.plan import Message, MessageCollective, Plan, Tensor
 from syncline.train.engine.dense_transport import DenseTransport, Slice
 from syncline.train.engine.layout import shares_of
 
-Row = tuple[int, int, MessageCollective]
-"""Start and stop of a message, and how it travels."""
+Row = tuple[int, int, MessageCollective]  # start and stop of a message, and how it travels
 
 
 def plan_of(sizes: Sequence[int], rows: Iterable[Row], workers: int, **options: Any) -> Plan:

@@ -24,8 +24,7 @@ KINDS: dict[str, tuple[jobs.Given, bool]] = {
     "partly dense": ({"density": 0.05, "dense_names": ("*.bias",), "algorithm": "gtop-k"}, False),
     "bfloat16": ("bfloat16", False),
     "float16": ("float16", True),
-}
-"""What is given, and whether an optimizer is overlapped."""
+}  # what is given, and whether an optimizer is overlapped
 
 
 @pytest.mark.parametrize("kind", first_few(KINDS, 3))

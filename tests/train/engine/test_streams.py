@@ -34,8 +34,7 @@ STYLES = {
     "norms": Style(decoupled=True, norm="2"),
 }
 LENGTH = 11
-SHORT = 6
-"""Steps of which the engine runs three."""
+SHORT = 6  # steps of which the engine runs three
 
 
 @pytest.mark.parametrize("case", [*first_few(ROWS, 2), *first_few(STYLES)])

@@ -151,8 +151,7 @@ READS: dict[str, Callable[[Training], Any]] = {
 IN_THREADS = [
     *(name for name in THREAD_READS if name != "p.grad"),
     *("p.sum()", "p.tolist()", "torch.cat of all", "nn.Parameter(p)"),
-]
-"""Those that a thread may do at any time under DDP."""
+]  # those that a thread may do at any time under DDP
 
 
 def _by_group(t: Training) -> None:
@@ -173,8 +172,7 @@ OF_FLOATS, FLOAT = "torch.Tensor(p)", "torch.FloatTensor"
 GUARDED_READS: dict[str, Callable[[Training], Any]] = {
     **{name: partial(_by_cpp, name) for name in BY_CPP},
     "group.allreduce([p.grad])": _by_group,
-}
-"""Those that wait only under the guard."""
+}  # those that wait only under the guard
 
 
 def _scale(t: Training) -> None:
@@ -211,8 +209,7 @@ ACCUMULATION: dict[str, Callable[[int], bool]] = {
     "later": lambda step: step >= 5,
     "at first": lambda step: step < 9,
     "now and then": lambda step: step // 3 % 2 == 1,
-}
-"""In which steps gradients are accumulated."""
+}  # in which steps gradients are accumulated
 DEEDS = {**READS, **WRITES}
 ALL_DEEDS = {**DEEDS, **GUARDED_READS}
 ZEROS = ("before", "before", "before, in place", "before, model", "after", "after, in place")

@@ -44,12 +44,9 @@ class Loop:
     loss: Callable[..., torch.Tensor] = loss_of
     """Of a model and, if it is given, the number of a step."""
     make: Make = MOMENTUM
-    ddp: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of DDP."""
-    early: Part = nothing
-    """Before the optimizer is overlapped."""
-    start: Part = nothing
-    """Before the first step."""
+    ddp: Mapping[str, Any] = field(default_factory=dict)  # arguments of DDP
+    early: Part = nothing  # before the optimizer is overlapped
+    start: Part = nothing  # before the first step
     first: Part = nothing
     zero: Part = zero
     backward: Part = backward
@@ -57,12 +54,9 @@ class Loop:
     update: Part = step
     after: Part = nothing
     end: Part = finish
-    whole: Script | None = None
-    """The script, where it has not this form."""
-    norm: Norm | None = None
-    """What norm the plan exchanges."""
-    near: bool = False
-    """Whether values must be near those of DDP, not the same."""
+    whole: Script | None = None  # the script, where it has not this form
+    norm: Norm | None = None  # what norm the plan exchanges
+    near: bool = False  # whether values must be near those of DDP, not the same
 
     def begin(self, side: Side) -> Training:
         t = Training(side, side.wrap(self.model(), self.loss, **self.ddp), loss_of=self.loss)

@@ -24,12 +24,9 @@ class Case(NamedTuple):
 
     net: Any
     weight: nn.Parameter
-    alias: torch.Tensor
-    """The weight's memory, taken before the step."""
-    state: dict[str, Any]
-    """The optimizer's state of the weight, taken before the step."""
-    scripted: Any
-    """A scripted function."""
+    alias: torch.Tensor  # the weight's memory, taken before the step
+    state: dict[str, Any]  # the optimizer's state of the weight, taken before the step
+    scripted: Any  # a scripted function
 
 
 class Direct(torch.Tensor):
@@ -56,8 +53,7 @@ BY_CPP: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         torch.arange(len(p))[None], p
     ).to_dense(),
     "nested_tensor([p])": lambda p: torch.nested.nested_tensor([p]).to_padded_tensor(0.0)[0],
-}
-"""Each returns the values that it sees, of a matrix."""
+}  # each returns the values that it sees, of a matrix
 
 
 def _by_cpp(name: str) -> Callable[[Case], torch.Tensor]:
@@ -86,8 +82,7 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
     "a tensor class of your own that switches `__torch_function__` off for all arguments": lambda c: (  # noqa: E501
         _mixed(c.weight)
     ),
-}
-"""Those that can be tried here."""
+}  # those that can be tried here
 UNTRIED = (
     "a function of a C++ extension that takes tensors directly (operators under `torch.ops` ask)",
 )

@@ -28,8 +28,7 @@ class Style:
     aligned: bool = False
     """Whether they also end where a tensor of at least so many elements begins or ends, so that
     there are several buckets."""
-    order: str = "need"
-    """``need`` (what is ready last first), ``ready``, or a seed to shuffle with."""
+    order: str = "need"  # ``need`` (what is ready last first), ``ready``, or a seed to shuffle with
     decoupled: bool = False
     """Whether every message is a reduce-scatter and, after all of them, an all-gather."""
     wait: Wait = "need"

@@ -27,8 +27,7 @@ from syncline.train.overlap.deferral import Deferral
 from tests.timeouts import DEADLINE_S
 from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
 
-STEADY = 3
-"""Steps after which the engine runs: the first two under new buckets are DDP's own."""
+STEADY = 3  # steps after which the engine runs: the first two under new buckets are DDP's own
 STEPS = STEADY + 20
 OVERLAPS = "overlaps"
 SYNCHRONIZES = "synchronizes"
@@ -56,18 +55,15 @@ class Side:
         self.plans: dict[str, Any] = {}
         """Arguments of our wrapper that choose a plan; one is made by hand where there are none."""
         self.length = STEPS
-        self.guard = False
-        """Whether optimizers are overlapped with the guard."""
+        self.guard = False  # whether optimizers are overlapped with the guard
         self.shard = False
         """Whether optimizers are sharded: gradients cannot be read after a step then."""
         self.near = False
         """Whether values may differ by a relative 1e-6 from those of the other side."""
-        self.error = ""
-        """The traceback of what the script raised, where that is part of the result."""
+        self.error = ""  # the traceback of what the script raised, where that is part of the result
         self._stopping = threading.Event()
         self._readers: list[threading.Thread] = []
-        self._raised: list[str] = []
-        """By readers."""
+        self._raised: list[str] = []  # by readers
 
     @property
     def steps(self) -> Iterator[int]:
@@ -287,8 +283,7 @@ def differences(ours: Side, theirs: Side) -> list[str]:
     return [text[:400] for text in found[:4]]
 
 
-MOST_MESSAGES = 64
-"""That are under way at the same time."""
+MOST_MESSAGES = 64  # that are under way at the same time
 
 
 class HeldTransport:
@@ -338,8 +333,7 @@ class HeldTransport:
 
 
 class HeldEngine(Engine):
-    let_through = 0.0
-    """The part of each round's messages that lands before ``backward`` ends."""
+    let_through = 0.0  # the part of each round's messages that lands before ``backward`` ends
 
     def __init__(self, plan: Any, layout: Any, transport: DenseTransport, **others: Any) -> None:
         self.held = HeldTransport(transport)

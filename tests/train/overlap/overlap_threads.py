@@ -141,8 +141,7 @@ AWAITED = {
     "p.grad": REFUSED,
     "optimizer.state": SHARES,
     "copy.deepcopy(module)": TRAINS,
-}
-"""Reads, and what becomes of them where the optimizer is sharded."""
+}  # reads, and what becomes of them where the optimizer is sharded
 SCENARIOS = {
     **{
         f"`{name}` in a thread after `step`, which the script waits for": Loop(

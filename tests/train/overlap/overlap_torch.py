@@ -36,7 +36,7 @@ class Blocks(nn.Module):
     ) -> None:
         super().__init__()
         self.enter = nn.Linear(FEATURES, WIDTH)
-        self.blocks = nn.ModuleList(make() for _ in range(3))
+        self.blocks = nn.ModuleList(make() for _ in range(2))
         self.leave = nn.Linear(WIDTH, CLASSES)
         self.run = run
 

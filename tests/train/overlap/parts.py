@@ -23,8 +23,7 @@ class Training:
     ddp: Any
     optimizer: Any = None
     loss_of: Callable[..., Any] = loss_of
-    kept: Any = None
-    """What one part keeps for another."""
+    kept: Any = None  # what one part keeps for another
 
     @property
     def step(self) -> int:

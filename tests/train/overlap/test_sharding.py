@@ -45,15 +45,13 @@ TRIED = [
     "a learning-rate schedule made before `overlap`",
     "an average of the weights after each step (`AveragedModel`)",
     "evaluation in between, under `no_grad`",
-]
-"""Rows of the table of features that overlap with sharded optimizers, too."""
+]  # rows of the table of features that overlap with sharded optimizers, too
 OTHERS = [text for text, row in features().items() if row.sharded == TRAINS and text not in TRIED]
 GATHERED = [
     "`p.grad` read after `backward`",
     "`clip_grad_norm_` after one rank, another at each step, has read its gradients",
     "`GradScaler` with a fused optimizer",
-]
-"""Rows in which some rank reads gradients before the step, so that these are gathered."""
+]  # rows in which some rank reads gradients before the step, so that these are gathered
 REASONS = {
     "never `zero_grad`: gradients add up": "was not set to zero after",
     "two steps in a row": "a second step was made",
@@ -63,8 +61,7 @@ REASONS = {
     "`join` in between": "join cannot be used",
     "Adafactor": "cannot be sharded",
     "Muon": "cannot be sharded",
-}
-"""Rows that raise, and a part of what they say."""
+}  # rows that raise, and a part of what they say
 REFUSING = [t for t, row in features().items() if row.sharded == REFUSED and t not in REASONS]
 
 

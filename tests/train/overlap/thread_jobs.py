@@ -34,8 +34,7 @@ from tests.train.overlap.own_optimizers import Custom
 
 PATIENCE_S = 0.1
 """So long an update is held half made. What must wait for it cannot be seen to wait for ever."""
-HALTS = range(STEADY + 1, STEADY + 10, 4)
-"""The steps whose updates are held."""
+HALTS = range(STEADY + 1, STEADY + 10, 4)  # the steps whose updates are held
 
 
 def halfway() -> None:

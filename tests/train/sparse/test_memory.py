@@ -39,8 +39,7 @@ def parts(draw: st.DrawFn, *, arrays: int) -> list[Dense]:
     return drawn
 
 
-Rows = list[list[list[Dense]]]
-"""Units of parts of arrays."""
+Rows = list[list[list[Dense]]]  # units of parts of arrays
 
 
 @st.composite
