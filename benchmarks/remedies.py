@@ -22,11 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, machine, median
 from benchmarks.step_results import today
 from syncline.lab.testbed import Cluster, Testbed
 from syncline.plan.advice import Advice
-from syncline.plan.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
 RATES = ("100mbit", "250mbit", "1gbit")
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
     path = RESULTS / "remedies.json"
-    cells: dict[str, Any] = json.loads(path.read_text())["cells"] if path.exists() else {}
+    cells: dict[str, Any] = raw.read(path)["cells"] if raw.exists(path) else {}
     scripts = {script["name"]: script for script in json.loads(arguments.manifest.read_text())}
     names = arguments.scripts.split(",") if arguments.scripts else list(scripts)
     until_s = time.monotonic() + 60 * arguments.minutes
@@ -75,7 +75,7 @@ def main() -> None:
             "machine": machine(),
             "cells": cells,
         }
-        write_atomically(path, json.dumps(record, indent=1) + "\n")
+        raw.write(path, record)
 
     if not arguments.report:
         for name, rate in itertools.product(names, arguments.rates.split(",")):

@@ -297,18 +297,17 @@ def test_a_model_is_copied(run: Run, undisturbed_values: Values) -> None:
 
 @pytest.mark.slow
 def test_killed_workers_resume_bit_for_bit() -> None:
-    found = disturbed(60, kills=3, seed=1, shard=False, most_steps=20)
+    found = disturbed(90, kills=3, seed=1, shard=False, most_steps=20)
     assert len(found["kills"]) == 3
     for kill in found["kills"]:
         for line in kill["said"]:
             assert "PeerError: rank " in line
-    assert found["ends"] == undisturbed(60, shard=False)
+    assert found["ends"] == undisturbed(90, shard=False)
 
 
 @pytest.mark.slow
 def test_killed_workers_resume_with_another_number_of_ranks() -> None:
-    found = disturbed(45, kills=2, seed=16, shard=True, most_steps=20)
-    # A checkpoint is written after 10 steps.
-    assert [kill["ranks"] for kill in found["kills"] if kill["step"] > 10] == [4, 2]
-    (whole,) = undisturbed(45, shard=True)
+    found = disturbed(90, kills=3, seed=1, shard=True, most_steps=20)
+    assert [kill["ranks"] for kill in found["kills"]] == [4, 2, 4]
+    (whole,) = undisturbed(90, shard=True)
     assert largest_difference(found["ends"][0], whole) < LARGEST_DIFFERENCE
