@@ -24,9 +24,7 @@ PHASES = ("data", "copy", "forward", "backward")
 LARGE = settings.get_current_profile_name() in ("large", "random")
 """Whether ``make test-slow`` runs the tests, or somebody looks for failures: with more examples."""
 few = settings(
-    max_examples=40 if LARGE else 12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=40 if LARGE else 12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 many = settings(few, max_examples=60 if LARGE else 40)
 costly = settings(many, max_examples=60 if LARGE else 10)

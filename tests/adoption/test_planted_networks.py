@@ -77,8 +77,8 @@ def test_what_was_planted_is_named(
             done = place.run(["sh", "-ec", f"cd {tmp_path}\n{text}"])
             assert done.code == 0, done.stderr
         result = bed.run(command, timeout_s=JOB_DEADLINE_S)
+        assert min(passed.sent_bytes for passed in bed.traffic()) > 200_000
     assert result.exit_code == 0, result.stderr
-    assert (tmp_path / "advice.json").exists(), result.stderr[0]
     suspects = Advice.load(tmp_path / "advice.json").suspects
     assert [text for text in named if not any(text in suspect for suspect in suspects)] == []
     guessed = [s for s in suspects if "1 MiB" in s and not any(text in s for text in named)]
