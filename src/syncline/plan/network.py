@@ -83,11 +83,6 @@ class Contention(Value, frozen=True, kw_only=True):
         """Return the extra computing time of an iteration with this many messages."""
         return self.per_message_s * max(messages - self.free_messages, 0)
 
-    @classmethod
-    def of_both(cls, factor: float) -> Contention:
-        """Return a contention that slows computing and messages by the same factor."""
-        return cls(computing=factor, exchange=factor)
-
     @property
     def slows(self) -> bool:
         """Whether either slows the other."""

@@ -70,7 +70,7 @@ def test_known_factors_are_found_in_the_baseline_alone(
     profile, (ddp, *_) = instance(seed)
     truth = under(Contention(computing=computing, exchange=exchange), SLOW)
     stock = measured(profile, truth, ddp)
-    found = fit_contention(profile, under(Contention.of_both(9.0), SLOW), [stock])
+    found = fit_contention(profile, under(Contention(computing=9.0, exchange=9.0), SLOW), [stock])
     assert found.contention.computing == pytest.approx(computing, abs=2e-2)
     assert found.contention.exchange == pytest.approx(exchange, abs=3e-2)
     assert found.contention.fitted
@@ -117,7 +117,7 @@ def test_factors_stay_in_range_and_the_baseline_is_met_where_they_can(
 @pytest.mark.parametrize("known", [1.0, 1.37, 3.5])
 def test_without_timed_passes_both_factors_are_the_same(known: float) -> None:
     profile, (ddp, *_) = instance()
-    stock_s = predict_iteration_s(profile, under(Contention.of_both(known)), ddp)
+    stock_s = predict_iteration_s(profile, under(Contention(computing=known, exchange=known)), ddp)
     found = fit_contention(profile, NETWORK, [Measured(ddp, stock_s)]).contention
     assert found.computing == found.exchange == pytest.approx(known, abs=2e-3)
 
@@ -210,8 +210,19 @@ def test_what_is_hidden_says_nothing_about_messages() -> None:
 
 def test_nothing_measured_changes_nothing() -> None:
     profile, _ = instance()
-    guessed = under(Contention.of_both(1.25))
+    guessed = under(Contention(computing=1.25, exchange=1.25))
     assert fit_contention(profile, guessed, []) == guessed
+
+
+def test_a_guess_that_the_baseline_cannot_refute_is_kept() -> None:
+    guessed = under(Contention(computing=1.25, exchange=1.25))
+    profile, (ddp, *_) = instance()
+    single = PLANNERS["single"].plan(profile, NETWORK)  # nothing runs beside its message
+    for plan, noise, kept in ((single, 0.0, True), (ddp, 1.0, True), (ddp, 0.0, False)):
+        free_s = predict_iteration_s(profile, NETWORK, plan)
+        stock = Measured(plan, free_s, noise * free_s, slowdown_s=0.0)
+        found = fit_contention(profile, guessed, [stock]).contention
+        assert found == (guessed.contention if kept else Contention(fitted=True))
 
 
 @some.few
@@ -241,7 +252,7 @@ def test_a_disturbed_profile_still_predicts_the_baseline(
 
 def test_a_profile_that_was_not_disturbed_is_kept() -> None:
     profile, (ddp, *_) = instance()
-    stock = measured(profile, under(Contention.of_both(1.5)), ddp)
+    stock = measured(profile, under(Contention(computing=1.5, exchange=1.5)), ddp)
     for slowdown_s in (None, 0.0, stock.slowdown_s):
         same = stock._replace(slowdown_s=slowdown_s)
         assert corrected_by_baseline(same, profile, NETWORK) == (profile, NETWORK, same)

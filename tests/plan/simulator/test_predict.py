@@ -210,7 +210,7 @@ def test_contention_by_hand(
 @some.few
 @given(st.integers(0, 10**6).map(lambda n: 4 * n), st.integers(0, 4 * 10**6))
 def test_contention_of_two_gains_nothing_by_overlapping(transfer_ns: int, compute_ns: int) -> None:
-    found = overlapped_ns(transfer_ns, compute_ns, Contention.of_both(2.0))
+    found = overlapped_ns(transfer_ns, compute_ns, Contention(computing=2.0, exchange=2.0))
     assert found == transfer_ns + compute_ns
 
 

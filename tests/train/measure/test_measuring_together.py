@@ -10,6 +10,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,7 +22,13 @@ from syncline.plan.profile import Profile
 from syncline.plan.sparse_costs import SparseSpeeds
 from syncline.train.measure import sparse
 from syncline.train.measure.exchange import gather_json, gather_numbers, share_json
-from syncline.train.measure.probe import Session, between_powers, probe, probe_sizes
+from syncline.train.measure.probe import (
+    Session,
+    between_powers,
+    contention_of,
+    probe,
+    probe_sizes,
+)
 from syncline.train.measure.profiler import profile
 from tests.workers import WorkerPool
 
@@ -63,6 +71,18 @@ def profiles() -> str:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
     batches = [(torch.randn(4, 8), torch.randint(3, (4,)))]
     return profile(model, batches, cross_entropy, iterations=3).to_json()
+
+
+@given(st.floats(0.1, 1), st.floats(0.1, 1), st.floats(1, 4), st.floats(1, 4))
+def test_contention_of_a_computation_and_a_message(
+    computing_s: float, message_s: float, computing: float, exchange: float
+) -> None:
+    overlap_s = min(computing_s * computing, message_s * exchange)
+    computed_s = overlap_s + computing_s - overlap_s / computing
+    sent_s = overlap_s + message_s - overlap_s / exchange
+    found = contention_of((computing_s, computed_s), (message_s, sent_s))
+    assert found.computing == pytest.approx(computing, abs=2e-3)
+    assert found.exchange == pytest.approx(exchange, abs=2e-3)
 
 
 def test_json_travels_between_ranks(workers: WorkerPool) -> None:

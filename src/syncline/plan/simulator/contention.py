@@ -49,13 +49,13 @@ def corrected_by_baseline(
     or the cost of messages are scaled so that the baseline is predicted as measured; the page
     "Algorithms and costs" has the rules. The network's own contention is ignored.
     """
-    contention = fit_contention(profile, network, [baseline]).contention
+    contention = _fitted(profile, network, [baseline])
     if baseline.slowdown_s and (baseline.slowdown_s < 0 or contention.computing == LARGEST):
         alone_s = profile.phase_s(*COMPUTING)
         factor = max(alone_s + baseline.slowdown_s, 0.0) / alone_s
         profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
         baseline = baseline._replace(slowdown_s=0.0)
-        contention = fit_contention(profile, network, [baseline]).contention
+        contention = _fitted(profile, network, [baseline])
     if 1 < contention.exchange < LARGEST:
         return profile, network, baseline
     computing = 1.0 if baseline.slowdown_s is None else contention.computing
@@ -89,9 +89,10 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     """Return the network with the contention that explains measured iterations.
 
     The engine sends the messages of plans that wait on need, and DDP's reducer all others. So each
-    kind is fitted by itself; a kind that was not measured keeps the network's contention. The first
-    plan under the reducer is the DDP baseline. Each factor is between 1 and 4. The page "Algorithms
-    and costs" says how they are fitted.
+    kind is fitted by itself; a kind that was not measured keeps the network's contention, and so
+    does DDP's reducer if its messages overlap too little to show that. The first plan under the
+    reducer is the DDP baseline. Each factor is between 1 and 4. The page "Algorithms and costs"
+    says how they are fitted.
     """
     by_need = [m for m in measured if m.plan.wait == "need"]
     others = [m for m in measured if m.plan.wait != "need"]
@@ -101,12 +102,25 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     if others:
         baseline_messages = len(others[0].plan.messages)
         many = [m for m in others if len(m.plan.messages) > MANY * baseline_messages]
-        found = _fitted(profile, network, [m for m in others if m not in many])
-        network = msgspec.structs.replace(network, contention=found)
+        few = [m for m in others if m not in many]
+        if not network.contention.slows or _show_contention(profile, network, few):
+            found = _fitted(profile, network, few)
+            network = msgspec.structs.replace(network, contention=found)
         if many:
             found = _with_handling(profile, network, many, baseline_messages)
             network = msgspec.structs.replace(network, contention=found)
     return network
+
+
+def _show_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> bool:
+    """Whether the network's contention changes predictions by more than the noise of the times."""
+    free = msgspec.structs.replace(network, contention=Contention())
+
+    def change_s(plan: Plan) -> float:
+        with_s, without_s = (predict_iteration_s(profile, n, plan) for n in (network, free))
+        return with_s - without_s
+
+    return any(abs(change_s(m.plan)) > m.noise_s for m in measured)
 
 
 def _with_handling(

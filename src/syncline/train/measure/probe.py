@@ -58,6 +58,7 @@ CONTENTION_BYTES = 4 * 1024 * 1024
 CONTENTION_REPETITIONS = 5
 LARGEST_CONTENTION = 4.0
 """A larger factor is noise: four threads that share a core do not slow each other more."""
+SHORTER = 0.75  # share of the message's time that the computation takes
 MATRIX = 160  # side of the matrices whose products are the computation of the contention test
 
 
@@ -121,7 +122,7 @@ def probe(
         following = session.rows(FOLLOWING_BYTES, 1) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
-        slowdown = session.contention() if contention else 1.0
+        slowdown = session.contention() if contention else Contention()
         # Elements are selected where the tensors are, but not on a GPU.
         sparse = session.sparse() if session.device.type == "cpu" else None
     except RuntimeError as error:
@@ -138,7 +139,7 @@ def probe(
         all_reduce=without_bursts(fit.curve, points, [*two_at_once, *following]),
         pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
         issue_gap_s=median(longer) if longer else 0.0,
-        contention=Contention.of_both(slowdown),
+        contention=slowdown,
         link=Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma),
         sparse=sparse,
         points=tuple(points),
@@ -172,6 +173,21 @@ def between_powers(sizes: Sequence[int]) -> list[int]:
             found.add(power * 3 // 2)
         power *= 2
     return sorted(found | {largest})
+
+
+def contention_of(computing_s: tuple[float, float], message_s: tuple[float, float]) -> Contention:
+    """Return the slowdowns of a computation and a message that begin at once.
+
+    Each is given as the seconds that it takes alone, and beside the other one. While both run, for
+    ``o`` seconds, each does what takes it ``alone - (beside - o)`` seconds alone.
+    """
+    overlap_s = min(computing_s[1], message_s[1])
+
+    def factor(alone_s: float, beside_s: float) -> float:
+        found = overlap_s / max(alone_s - (beside_s - overlap_s), 1e-9)
+        return min(max(round(found, 3), 1.0), LARGEST_CONTENTION)
+
+    return Contention(computing=factor(*computing_s), exchange=factor(*message_s))
 
 
 class Session:
@@ -300,12 +316,8 @@ class Session:
         times = [self._timed(lambda: a.add_(b)) for _ in range(SUMMATION_REPETITIONS)]
         return max(self.slowest([min(times) / SUMMATION_BYTES]))
 
-    def contention(self) -> float:
-        """Return the slowdown of computing and communicating while both run.
-
-        It times a message, a computation that takes as long, and both at once. If they take ``c``
-        and ``m`` alone, they take ``s min(c, m) + (max(c, m) - min(c, m))`` together.
-        """
+    def contention(self) -> Contention:
+        """Return the slowdowns of computing and communicating while both run."""
         matrix = torch.ones(MATRIX, MATRIX, device=self.device)
         message = torch.zeros(CONTENTION_BYTES // 4, device=self.device)
         products = 1
@@ -313,33 +325,36 @@ class Session:
         def compute() -> None:
             for _ in range(products):
                 torch.mm(matrix, matrix)
+            if self.device.type == "cuda":  # a message has another stream
+                torch.cuda.current_stream(self.device).synchronize()
 
         def communicate() -> None:
             dist.all_reduce(message, group=self._group)
 
-        def both() -> None:
+        def both() -> tuple[float, float]:
+            began_s = time.perf_counter()
             work = dist.all_reduce(message, group=self._group, async_op=True)
             compute()
+            computed_s = time.perf_counter() - began_s
             assert work is not None
-            work.wait()
+            return computed_s, computed_s + self._timed(work.wait)
 
         communicate()
         compute()
         each_s = max(self.slowest([self._timed(compute)])[0], 1e-7)
         message_s = self.slowest([self._timed(communicate)])[0]
-        products = min(max(round(message_s / each_s), 1), 10_000)
-        calls = (compute, communicate, both)
-        times: list[list[float]] = [[] for _ in calls]
+        # The message lasts longer: what remains of it shows how far it came meanwhile.
+        products = min(max(round(SHORTER * message_s / each_s), 1), 10_000)
+        times: list[list[float]] = []
         for _ in range(CONTENTION_REPETITIONS):
             self._meet()
-            for call, taken in zip(calls, times, strict=True):
-                taken.append(self._timed(call))
-        computing, communicating, together = (
-            lower_quartile(self.slowest(taken)) for taken in times
+            alone = [self._timed(compute), self._timed(communicate)]
+            self._meet()
+            times.append([*alone, *both()])
+        alone_s, sending_s, computed_s, sent_s = (
+            lower_quartile(self.slowest(taken)) for taken in zip(*times, strict=True)
         )
-        shorter, longer = sorted((computing, communicating))
-        found = (together - longer + shorter) / max(shorter, 1e-9)
-        return min(max(round(found, 3), 1.0), LARGEST_CONTENTION)
+        return contention_of((alone_s, computed_s), (sending_s, sent_s))
 
     def sparse(self) -> SparseSpeeds:
         """Return how fast the slowest rank selects and merges while all of them do."""
