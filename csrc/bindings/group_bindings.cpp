@@ -216,7 +216,6 @@ class NativeGroup {
         return message;
     }
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
-    bool idle() { return group_->idle(); }
     bool failed() { return group_->failed(); }
     std::vector<std::int32_t> cut_off() { return group_->cut_off(); }
     void close() {
@@ -362,7 +361,6 @@ void bind_groups(nb::module_& module) {
         .def("send", &NativeGroup::send, nb::call_guard<syncline::Unlocked>())
         .def("receive", &NativeGroup::receive, nb::call_guard<syncline::Unlocked>())
         .def("lose", &NativeGroup::lose, nb::call_guard<syncline::Unlocked>())
-        .def("idle", &NativeGroup::idle, nb::call_guard<syncline::Unlocked>())
         .def("failed", &NativeGroup::failed, nb::call_guard<syncline::Unlocked>())
         .def("cut_off", &NativeGroup::cut_off, nb::call_guard<syncline::Unlocked>())
         .def("close", &NativeGroup::close, nb::call_guard<syncline::Unlocked>());
