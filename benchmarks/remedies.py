@@ -2,9 +2,10 @@
 
 ``--manifest`` names a JSON file that lists scripts: ``name``, ``cwd``, ``command`` (the script and
 its arguments), ``environment``, ``repository`` and ``commit``, and optionally ``accumulated``: more
-arguments, with which it takes an optimizer step after 4 batches. For each script and rate,
-``advise`` observes the unmodified script on emulated hosts. Then it runs under DDP and under each
-remedy, interleaved. Results are kept turn by turn, so the same command goes on where it stopped.
+arguments, with which it takes an optimizer step after 4 batches. For each script and rate, in
+turns: ``advise`` observes the unmodified script on emulated hosts, and it runs under DDP and under
+each remedy. Every advice is compared with the medians over all rounds. Results are kept turn by
+turn, so the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ ROOT = Path(__file__).parents[1]
 RATES = ("100mbit", "250mbit", "1gbit")
 WARM_UP, STEPS = 8, 16
 """Of a start whose plan is known: Syncline's runs from the third step on."""
-FIRST_STEPS = 100
-"""Until a plan was checked, and some of its steps."""
+FIRST_STEPS = 100  # until a plan was checked and saved
 MOST_FIRST = 2
 """Starts until one is kept."""
 DEADLINE_S = 600.0
@@ -43,9 +43,10 @@ ACCUMULATED = 4
 CERTAIN = 0.02
 """Two gains that differ by less are in no order."""
 RUNS = {
-    "16-bit gradients": ("--compression", "bf16", "--cache", "none"),
-    "8-bit gradients": ("--compression", "int8", "--cache", "none"),
-    "sparse": ("--compression", "gtopk", "--density", "0.001", "--cache", "none"),
+    "overlap": (),
+    "16-bit gradients": ("--compression", "bf16"),
+    "8-bit gradients": ("--compression", "int8"),
+    "sparse": ("--compression", "gtopk", "--density", "0.001"),
 }
 
 
@@ -97,18 +98,20 @@ class Bench:
 
     def turns(self, cell: dict[str, Any], rounds: int) -> Any:
         """Measure what a cell lacks; yield after each turn."""
-        if "advice" not in cell:
-            cell.update({key: self._script[key] for key in ("repository", "commit")})
-            cell.update(self._advice())
-            yield
-        contestants = ["ddp", *(r for r in cell["advice"] if self._can_run(r))]
-        turns = cell.setdefault("turns_s", {})
+        for key in ("repository", "commit"):
+            cell[key] = self._script[key]
+        advices, turns = cell.setdefault("advices", []), cell.setdefault("turns_s", {})
         for number in range(rounds):
-            first = number % len(contestants)
-            for name in contestants[first:] + contestants[:first]:
+            if len(advices) <= number:
+                advices.append(self._advice())
+                yield
+            first = advices[0]["remedies"]
+            contestants = ["ddp", *(r for r in first if self._can_run(r))]
+            begin = number % len(contestants)
+            for name in contestants[begin:] + contestants[:begin]:
                 taken = turns.setdefault(name, [])
                 if len(taken) <= number:
-                    seconds, digest = self._turn(name, cell["advice"].get(name, {}))
+                    seconds, digest = self._turn(name, first.get(name, {}))
                     taken.append(seconds)
                     cell.setdefault("digests", {})[name] = digest
                     where = f"{self._script['name']}, {self._rate}"
@@ -124,28 +127,25 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             self._run(["-m", "syncline.advise", "-o", folder, *self._script["command"]], self._rate)
             found = Advice.load(Path(folder, "advice.json"))
-        advice = {
-            r.name.split(",")[0]: {"gain": r.gain, "error": r.error, "how": r.how}
-            for r in found.remedies
-        }
-        parts = {part.name: part.seconds for part in found.parts}
         return {
-            "advice": advice,
-            "parts": parts,
+            "remedies": {
+                r.name.split(",")[0]: {"gain": r.gain, "error": r.error, "how": r.how}
+                for r in found.remedies
+            },
+            "parts": {part.name: part.seconds for part in found.parts},
             "iteration_s": found.iteration_s,
             "limit": found.limit,
         }
 
     def _turn(self, name: str, remedy: dict[str, Any]) -> tuple[float, str]:
         """Return the seconds an iteration of one start, and a hash of its last parameters."""
-        if name == "overlap":
-            run = ("--cache", self._cache.name)
+        if name in RUNS:
+            cache = Path(self._cache.name, name.replace(" ", "-"))
+            run = (*RUNS[name], "--cache", str(cache))
             for _ in range(MOST_FIRST):
-                if not any(Path(self._cache.name).iterdir()):
+                if not cache.exists() or not any(cache.iterdir()):
                     self._timed(FIRST_STEPS, run)
             return self._timed(WARM_UP + STEPS, run)
-        if name in RUNS:
-            return self._timed(FIRST_STEPS, RUNS[name])
         if name == "bucket size":
             mib = int(remedy["how"].partition("bucket_cap_mb=")[2].rstrip(")"))
             return self._timed(WARM_UP + STEPS, bucket_cap_mb=mib)
@@ -196,21 +196,23 @@ def report(cells: dict[str, Any]) -> None:
         if "overlap" in digests:
             bits = "the same" if digests["overlap"] == digests["ddp"] else "other"
             print(f"{key}: {bits} bits as DDP after {WARM_UP + STEPS} steps with overlap")
-        gains = {}
-        for name, remedy in cell.get("advice", {}).items():
-            if turns.get(name) and turns.get("ddp"):
-                gains[name] = (remedy["gain"], median(turns["ddp"]) / median(turns[name]))
-        for name, (predicted, measured) in gains.items():
-            errors.append(predicted / measured - 1)
-            print(f"{key:40} {name:22} {predicted:6.2f} {measured:6.2f} {errors[-1]:+7.1%}")
-        for one, other in itertools.combinations(gains.values(), 2):
-            if abs(one[1] / other[1] - 1) > CERTAIN:
-                pairs += 1
-                right += (one[0] > other[0]) == (one[1] > other[1])
+        measured = {n: median(turns["ddp"]) / median(t) for n, t in turns.items() if "ddp" in turns}
+        advices = [advice["remedies"] for advice in cell.get("advices", [])]
+        for name, gain in measured.items():
+            if found := [remedies[name]["gain"] for remedies in advices if name in remedies]:
+                errors += [predicted / gain - 1 for predicted in found]
+                middle = median(found)
+                print(f"{key:40} {name:22} {middle:6.2f} {gain:6.2f} {middle / gain - 1:+7.1%}")
+        for remedies in advices:
+            both = [(r["gain"], measured[n]) for n, r in remedies.items() if n in measured]
+            for one, other in itertools.combinations(both, 2):
+                if abs(one[1] / other[1] - 1) > CERTAIN:
+                    pairs += 1
+                    right += (one[0] > other[0]) == (one[1] > other[1])
     if errors:
         sizes = [abs(error) for error in errors]
         middle = median(sizes)
-        print(f"{len(errors)} remedies: median error {middle:.1%}, at most {max(sizes):.1%}")
+        print(f"{len(errors)} predictions: median error {middle:.1%}, at most {max(sizes):.1%}")
     if pairs:
         print(f"order: {right} of {pairs} pairs that differ by more than {CERTAIN:.0%}")
 
