@@ -218,10 +218,11 @@ def test_report(workers: WorkerPool, tmp_path: Path) -> None:
 
 def test_the_command_line_answers_as_the_run_did(workers: WorkerPool, tmp_path: Path) -> None:
     """The same planner on the profile and network that the run has written, the same seconds."""
-    for each in workers.run(jobs.writes_a_report, 2, str(tmp_path), {}):
-        assert (each.decision, each.planner) == ("planned", "overlap")
-    files = [str(tmp_path / name) for name in ("profile.json", "network.json")]
+    runs = workers.run(jobs.writes_a_report, 2, str(tmp_path), {})
     run = Comparison.load(tmp_path / "comparison.json")
+    # Mostly overlap; on a busy machine messages may take more from computing than it gains.
+    assert {(each.decision, each.planner) for each in runs} == {("planned", run.chosen)}
+    files = [str(tmp_path / name) for name in ("profile.json", "network.json")]
 
     def said(*arguments: str) -> str:
         return CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False).stdout
@@ -229,7 +230,7 @@ def test_the_command_line_answers_as_the_run_did(workers: WorkerPool, tmp_path: 
     assert Plan.from_json(said("plan", *files)) == Plan.load(tmp_path / "plan.json")
     simulated = Comparison.from_json(said("simulate", *files))
     assert simulated.predictions == run.predictions
-    assert simulated.chosen == run.chosen == "overlap"
+    assert simulated.chosen == run.chosen
     held = Comparison.from_json(said("simulate", *files, "--no-overlap"))
     others = {p.planner for p in run.predictions} - {"overlap"}
     assert {p.planner for p in held.predictions} == others

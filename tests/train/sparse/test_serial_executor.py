@@ -111,15 +111,18 @@ def test_a_failure_keeps_no_frames(
 
 
 def test_waiting_for_a_job_ends() -> None:
-    executor, release = SerialExecutor("an executor", timeout_s=0.05), threading.Event()
+    executor = SerialExecutor("an executor", timeout_s=0.05)
+    began, release = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
     done: list[int] = []
 
     def waits() -> None:
         threads.append(threading.current_thread())
+        began.set()
         release.wait(DEADLINE_S)
 
     executor.put(waits, lambda: done.append(1))
+    assert began.wait(DEADLINE_S)
     executor.put(lambda: done.append(2), lambda: done.append(3))
     for _ in range(2):
         with pytest.raises(PeerError, match=r"not ended within .* resume all ranks"):
