@@ -20,6 +20,8 @@ constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono
 constexpr int polls_a_pass = 16;
 // How long a closing group waits until its peers have its last notice.
 constexpr std::chrono::seconds shutdown_grace{2};
+constexpr std::chrono::seconds longest_flush{30};  // after a failure
+constexpr std::chrono::milliseconds flush_interval{1};
 // How long a rank that blames a silent one waits for its answer: the silent one may itself wait.
 constexpr std::chrono::milliseconds answer_timeout{500};
 constexpr std::chrono::microseconds poll_interval{50};
@@ -135,13 +137,9 @@ void Group::close() {
     for (const Peer& peer : links_) {
         if (peer.link != nullptr) peer.link->end();
     }
-    try {
-        const auto deadline = Clock::now() + shutdown_grace;
-        while (!std::ranges::all_of(links_, ended) && Clock::now() < deadline) {
-            if (!transport_->progress()) std::this_thread::sleep_for(poll_interval);
-        }
-    } catch (const std::exception&) {
-        // Memory has run out, or a peer is faulty: it will see that the connection ends.
+    const auto deadline = Clock::now() + shutdown_grace;
+    while (!std::ranges::all_of(links_, ended) && Clock::now() < deadline) {
+        if (!flush()) std::this_thread::sleep_for(poll_interval);
     }
     for (Peer& peer : links_) peer.link.reset();
 }
@@ -386,6 +384,8 @@ void Group::fail(std::int32_t rank, Fault fault, std::string what) {
             // It will see that the connection ends.
         }
     }
+    flush_until_ = Clock::now() + longest_flush;
+    if (flushes()) wake_progress_thread();
 }
 
 void Group::give_up_on(const Task& task) {
@@ -475,6 +475,20 @@ bool Group::progress() {
         fail_for_exception();
     }
     return moved;
+}
+
+bool Group::flushes() const {
+    return !closing_ && transport_ != nullptr && !transport_->is_flushed() &&
+           Clock::now() < flush_until_;
+}
+
+bool Group::flush() {
+    try {
+        return transport_ != nullptr && transport_->progress();
+    } catch (const std::exception&) {
+        // Memory has run out, or a peer is faulty: it will see that the connection ends.
+        return false;
+    }
 }
 
 bool Group::progress_sends(Peer& peer) {
@@ -611,6 +625,7 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Task* until,
         done_.notify_all();
         wake_progress_thread();
     }
+    if (failure_ && flushes()) wake_progress_thread();
     return in_time;
 }
 
@@ -675,9 +690,16 @@ void Group::wake_progress_thread() {
 void Group::run_progress() {
     std::unique_lock lock(mutex_);
     while (true) {
-        work_.wait(lock, [&] { return closing_ || (!driven_ && !failure_ && !all_done()); });
+        work_.wait(lock,
+                   [&] { return closing_ || (!driven_ && (failure_ ? flushes() : !all_done())); });
         if (closing_) return;
-        drive(lock, nullptr, Clock::time_point::max());
+        if (!failure_) {
+            drive(lock, nullptr, Clock::time_point::max());
+        } else if (!flush()) {
+            lock.unlock();
+            std::this_thread::sleep_for(flush_interval);
+            lock.lock();
+        }
     }
 }
 

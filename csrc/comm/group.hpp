@@ -155,6 +155,9 @@ class Group {
 
     // All of these need the lock.
     bool progress();
+    // Once the group has failed: let links write why. Returns whether anything moved.
+    bool flush();
+    [[nodiscard]] bool flushes() const;
     bool progress_sends(Peer& peer);
     bool progress_receives(Peer& peer);
     bool retire(Side& side, std::uint64_t count);
@@ -226,6 +229,7 @@ class Group {
     std::vector<Handle> active_;
     Handle last_;  // that was started
     std::optional<Failure> failure_;
+    Clock::time_point flush_until_{};
     std::thread progress_thread_;
 };
 

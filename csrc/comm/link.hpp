@@ -133,6 +133,8 @@ class Transport {
     [[nodiscard]] virtual int event() const = 0;
     // Returns false if there already is something.
     [[nodiscard]] virtual bool arm() = 0;
+    // Whether it has passed on all that links have sent, or does that by itself.
+    [[nodiscard]] virtual bool is_flushed() const { return true; }
     // Release everything, once no link uses it; nothing may be called afterwards.
     virtual void close() = 0;
 };

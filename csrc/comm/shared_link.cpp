@@ -32,12 +32,13 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool pa
 }  // namespace
 
 SharedMemory::SharedMemory(int descriptor, std::size_t bytes) : bytes_(bytes) {
+    // Only a sealed size lasts, so the seals come first.
+    const int seals = fcntl(descriptor, F_GET_SEALS);  // -1: not such memory
+    const bool lasts = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
     struct stat found{};
     if (fstat(descriptor, &found) != 0) {
         throw std::system_error(errno, std::generic_category(), "examining shared memory");
     }
-    const int seals = fcntl(descriptor, F_GET_SEALS);  // -1: not such memory
-    const bool lasts = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
     if (!lasts || static_cast<std::uint64_t>(found.st_size) < bytes) {
         throw std::length_error(std::to_string(found.st_size) + " bytes" +
                                 (lasts ? "" : " that may become fewer"));

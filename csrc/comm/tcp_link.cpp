@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <system_error>
@@ -22,10 +23,11 @@ namespace {
 
 constexpr int most_events = 64;
 constexpr std::size_t most_parts = 16;  // of a write
-// These end the connection if the peer's host stays silent. It survives a shorter break.
+// While nothing is to be sent, these end the connection to a host that is silent for 25 s.
 constexpr int idle_s = 5;
 constexpr int between_probes_s = 5;
-constexpr unsigned unacknowledged_ms = 25'000;
+constexpr int most_probes = 4;
+constexpr int looks = 25;  // for unacknowledged data, during the time that a host may be silent
 
 [[noreturn]] void throw_error(const char* what) {
     throw std::system_error(errno, std::generic_category(), what);
@@ -69,7 +71,8 @@ void set(int socket, int level, int name, int value) {
 
 }  // namespace
 
-TcpTransport::TcpTransport() : epoll_(epoll_create1(EPOLL_CLOEXEC)), scratch_(scratch_bytes) {
+TcpTransport::TcpTransport(std::chrono::milliseconds silence)
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)), silence_(silence), scratch_(scratch_bytes) {
     if (epoll_ < 0) throw_error("epoll");
     Inherited::shared().add(epoll_);
 }
@@ -97,10 +100,21 @@ bool TcpTransport::progress() {
 }
 
 bool TcpTransport::arm() {
+    if (const auto now = std::chrono::steady_clock::now(); now - looked_ >= silence_ / looks) {
+        looked_ = now;
+        for (TcpLink* link : links_) {
+            if (link->fell_silent()) return false;
+        }
+    }
     return std::ranges::none_of(links_, [](const TcpLink* link) {
         return link->broken_.empty() && !link->refused_ &&
                (link->readable_ || (link->writable_ && !link->out_.empty()));
     });
+}
+
+bool TcpTransport::is_flushed() const {
+    return std::ranges::all_of(
+        links_, [](const TcpLink* link) { return link->out_.empty() || !link->broken_.empty(); });
 }
 
 std::size_t TcpMessages::fragment_bytes() const { return link_.fragment_bytes(); }
@@ -131,7 +145,7 @@ TcpLink::TcpLink(std::shared_ptr<TcpTransport> transport, int socket, std::int32
         set(socket_, SOL_SOCKET, SO_KEEPALIVE, 1);
         set(socket_, IPPROTO_TCP, TCP_KEEPIDLE, idle_s);
         set(socket_, IPPROTO_TCP, TCP_KEEPINTVL, between_probes_s);
-        set(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(unacknowledged_ms));
+        set(socket_, IPPROTO_TCP, TCP_KEEPCNT, most_probes);
         epoll_event event{};
         event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
         event.data.ptr = this;
@@ -521,6 +535,23 @@ void TcpLink::fail() {
                           (error_ == 0 ? "it closed the connection"
                                        : std::generic_category().message(error_)) +
                           ")";
+}
+
+// Keepalive sends no probes while data is unacknowledged. TCP_USER_TIMEOUT would end such a
+// connection, but also that to a peer which is only late: it takes no more, and its host answers.
+bool TcpLink::fell_silent() {
+    tcp_info info{};
+    socklen_t bytes = sizeof info;
+    if (!broken_.empty() || getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 ||
+        info.tcpi_unacked == 0) {
+        return false;
+    }
+    const std::chrono::milliseconds answered(info.tcpi_last_ack_recv);
+    const std::chrono::milliseconds sent(info.tcpi_last_data_sent);  // or sent again
+    if (answered < transport_->silence_ || answered - sent < transport_->silence_ / 4) return false;
+    failed(ETIMEDOUT);
+    fail();
+    return true;
 }
 
 void TcpLink::refuse(const std::string& expected, const std::string& found) {

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -22,8 +23,8 @@ class TcpLink;
 // The sockets of a group's links. Used by one thread at a time.
 class TcpTransport final : public Transport {
   public:
-    // Throws std::system_error.
-    TcpTransport();
+    // A link breaks if the peer's host is silent for so long. Throws std::system_error.
+    explicit TcpTransport(std::chrono::milliseconds silence = std::chrono::seconds(25));
     TcpTransport(const TcpTransport&) = delete;
     TcpTransport& operator=(const TcpTransport&) = delete;
     ~TcpTransport() override;
@@ -33,6 +34,7 @@ class TcpTransport final : public Transport {
     // event there.
     [[nodiscard]] int event() const override { return epoll_; }
     [[nodiscard]] bool arm() override;
+    [[nodiscard]] bool is_flushed() const override;
     void close() override;
 
   private:
@@ -42,6 +44,8 @@ class TcpTransport final : public Transport {
 
     int epoll_;
     std::vector<TcpLink*> links_;
+    std::chrono::milliseconds silence_;
+    std::chrono::steady_clock::time_point looked_{};  // for links that fell silent
     RecycledVector<std::byte> scratch_;
 };
 
@@ -188,6 +192,8 @@ class TcpLink final : public Link {
     void notify(Header header);
     void failed(int error);
     void fail();
+    // Whether the peer's host has acknowledged nothing for too long; the link is then broken.
+    bool fell_silent();
     [[noreturn]] void refuse(const std::string& expected, const std::string& found);
     [[nodiscard]] Lane& lane_of(Kind kind) {
         return kind == Kind::message ? messages_ : collectives_;

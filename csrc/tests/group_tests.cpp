@@ -649,6 +649,22 @@ void who_waits_for_a_survivor_learns_whom_it_lost() {
     }
 }
 
+// Also if it could not be told at once, and the survivor's program does nothing more.
+void who_comes_later_learns_whom_a_survivor_lost() {
+    Team team(3);
+    std::vector<std::vector<float>> work(3, std::vector<float>(std::size_t{1} << 22));
+    const Shape shape{"in a row", reduce, 2, {{0, 1, 2, 0, 1, false}, {0, 0, 1, 1, 2, false}}};
+    const auto start = [&](std::int32_t rank) {
+        auto& own = work[static_cast<std::size_t>(rank)];
+        return team.at(rank).start(request<float>(shape, rank, 3, own, std::span<float>(own)),
+                                   false);
+    };
+    (void)start(1);
+    team.at(1).lose(0, "it is gone");
+    const Outcome end = outcome([&] { team.at(2).wait(start(2), soon()); });
+    CHECK(team.at(1).failed() && end.rank == 0 && says(end, "rank 0"));
+}
+
 // What a peer has sent before it left still counts.
 void a_peer_may_leave_once_it_has_sent_all() {
     Team team(2);
@@ -1190,6 +1206,7 @@ void over_any_link(seconds of_soak) {
     ranks_that_call_different_collectives_say_so();
     a_lost_peer_fails_who_misses_it();
     who_waits_for_a_survivor_learns_whom_it_lost();
+    who_comes_later_learns_whom_a_survivor_lost();
     a_peer_may_leave_once_it_has_sent_all();
     a_peer_may_leave_before_its_turn_comes();
     a_wait_ends_at_its_deadline();

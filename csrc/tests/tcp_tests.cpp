@@ -1,4 +1,5 @@
 // Tests of links over TCP that a peer speaks to frame by frame.
+#include <linux/filter.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -30,7 +32,8 @@ constexpr std::uint32_t of_collective = 1, of_message = 2, taken = 3, given_up =
 
 // A link whose peer, rank 1, is the test.
 struct Peer {
-    Peer() {
+    explicit Peer(milliseconds silence = seconds(25))
+        : transport(std::make_shared<TcpTransport>(silence)) {
         const auto [own, other] = connection();
         link = std::make_unique<TcpLink>(transport, own, 1, fragment_bytes);
         socket = other;
@@ -65,7 +68,7 @@ struct Peer {
         CHECK(holds());
     }
 
-    std::shared_ptr<TcpTransport> transport = std::make_shared<TcpTransport>();
+    std::shared_ptr<TcpTransport> transport;
     std::unique_ptr<TcpLink> link;
     int socket = -1;
 };
@@ -197,6 +200,47 @@ void a_peer_that_leaves_is_not_cut_off() {
     CHECK(!peer.link->cut_off() && peer.link->broken() == "rank 1 has left the group");
 }
 
+// It acknowledges what fits its buffers, and takes no more.
+void a_late_peer_is_not_cut_off() {
+    constexpr milliseconds silence{100};
+    Peer peer(silence);
+    const std::vector<std::byte> data(fragment_bytes);
+    const int small = 1 << 14;
+    CHECK(setsockopt(peer.socket, SOL_SOCKET, SO_RCVBUF, &small, sizeof small) == 0);
+    std::size_t sent = 0;
+    const auto late = Clock::now() + 10 * silence;
+    while (Clock::now() < late) {
+        for (; peer.link->can_send(); ++sent) {
+            peer.link->send(data.data(), data.size(), {.count = 1 << 20}, true, std::nullopt);
+        }
+        peer.transport->progress();
+        (void)peer.transport->arm();
+    }
+    CHECK(!peer.link->can_send() && peer.link->broken().empty());
+    std::vector<std::byte> got(sent * (sizeof(Header) + fragment_bytes));
+    std::thread reader([&] {
+        CHECK(recv(peer.socket, got.data(), got.size(), MSG_WAITALL) ==
+              static_cast<ssize_t>(got.size()));
+    });
+    peer.until([&] { return peer.link->released() == sent; });
+    reader.join();
+}
+
+void a_silent_host_is_cut_off() {
+    Peer peer(milliseconds(100));
+    sock_filter nothing[] = {{BPF_RET | BPF_K, 0, 0, 0}};
+    const sock_fprog drops{.len = 1, .filter = nothing};
+    CHECK(setsockopt(peer.socket, SOL_SOCKET, SO_ATTACH_FILTER, &drops, sizeof drops) == 0);
+    const std::uint32_t value = 0;
+    peer.link->send(reinterpret_cast<const std::byte*>(&value), 4, {.count = 1}, false,
+                    std::nullopt);
+    peer.until([&] {
+        (void)peer.transport->arm();
+        return !peer.link->broken().empty();
+    });
+    CHECK(peer.link->cut_off() && peer.link->broken().find("timed out") != std::string::npos);
+}
+
 // What was sent last arrives although this rank leaves at once, with something unread.
 void what_was_sent_last_arrives() {
     Peer peer;
@@ -240,6 +284,8 @@ int main() {
     notices_come_behind_what_nobody_takes();
     what_came_before_the_end_is_received();
     a_peer_that_leaves_is_not_cut_off();
+    a_late_peer_is_not_cut_off();
+    a_silent_host_is_cut_off();
     what_was_sent_last_arrives();
     a_fork_keeps_no_connection();
     if (failed > 0) return 1;
