@@ -51,6 +51,7 @@ ANY_RANK = -1
 MOST_TAG = 2**32 - 1
 Composed = Literal["gather", "scatter", "all-to-all"]  # collectives that are composed of messages
 SLICE_S = 0.25  # how often a wait lets Python handle signals, such as that of Ctrl-C
+FEW = 64  # operations in flight, all of which are looked at for those that are done
 MOST_CALLS = 512  # a group keeps at most this many prepared calls
 
 
@@ -152,6 +153,7 @@ class Group:
         """Called when an operation fails on this rank; returns the end of the error message."""
         self._lock = threading.Lock()
         self._begun: deque[Pending] = deque()  # collectives that may be in flight, in order
+        self._looked_at = FEW  # how many of them there are when all are looked at
         self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
@@ -395,6 +397,8 @@ class Group:
 
     def _abandon(self, reason: BaseException, own: Sequence[int]) -> None:
         """Close what was opened for a group that cannot be made."""
+        if hasattr(self, "_native"):  # ranks of other hosts wait for it, and it writes to ``own``
+            self._native.close()
         for peer in self._peers:
             peer.part(reason)
         for descriptor in own:
@@ -468,7 +472,8 @@ class Group:
     def _in_flight(self, native: _native.Task, keep: object) -> Pending:
         """Return a pending operation, which keeps its memory alive even if nobody waits for it."""
         pending = Pending(self, native, keep)
-        self._begun.append(pending)
+        with self._lock:
+            self._begun.append(pending)
         self._forget_done()
         return pending
 
@@ -479,6 +484,9 @@ class Group:
         with self._lock:
             while self._begun and self._begun[0].done:
                 self._begun.popleft()
+            if len(self._begun) >= self._looked_at:  # behind one that is not done for long
+                self._begun = deque(each for each in self._begun if not each.done)
+                self._looked_at = 2 * len(self._begun) + FEW
 
     def _wait(self, native: _native.Task, timeout_s: float | None) -> None:
         if timeout_s is None:

@@ -14,6 +14,7 @@ the kernel for the other's user, which must be their own.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import secrets
@@ -48,6 +49,12 @@ BACKLOG = 4096  # connections that may wait for this rank; the kernel may allow 
 MOST_ACCEPTED = 1024  # connections accepted at once, before those under way are served again
 MOST_UNKNOWN = 256  # connections without a proof yet, beside one for each rank
 RETRY_S = 0.02
+NONE_ACCEPTED = (
+    *(errno.EAGAIN, errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET),
+    errno.EOPNOTSUPP,
+)
+"""What accept() reports if there is no connection, or the next one has broken already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +143,7 @@ class Meeting(Generic[Met]):
     _talks: dict[socket.socket, Talk[Met]] = field(default_factory=dict)
     _called: dict[int, socket.socket] = field(default_factory=dict)
     _missing: set[int] = field(default_factory=set)
+    _met: dict[int, Met] = field(default_factory=dict)
 
     @property
     def _rank(self) -> int:
@@ -143,7 +151,6 @@ class Meeting(Generic[Met]):
 
     def meet(self, others: Sequence[int]) -> list[Met]:
         """Meet other ranks, given in order; raise PeerError if one ends, or is late."""
-        met: dict[int, Met] = {}
         self._missing = set(others)
         checked_s = time.monotonic()
         try:
@@ -151,8 +158,7 @@ class Meeting(Generic[Met]):
                 for other in sorted(self._missing):
                     if other < self._rank and other not in self._called:
                         self._call(other)
-                for peer in self._poll(next_check_s(self._notes.deadline)):
-                    met[peer.rank] = peer
+                self._poll(next_check_s(self._notes.deadline))
                 now_s = time.monotonic()
                 if self._missing and now_s - checked_s >= CHECK_S:
                     checked_s = now_s
@@ -164,37 +170,42 @@ class Meeting(Generic[Met]):
                             f"{self._advice()}"
                         )
         except BaseException as error:
-            for peer in met.values():
+            for peer in self._met.values():
                 peer.part(error)
             raise
         finally:
             self._called.clear()
             for connection in list(self._talks):
                 self._hang_up(connection)
-        return [met[other] for other in others]
+        return [self._met[other] for other in others]
 
-    def _poll(self, timeout_s: float) -> list[Met]:
-        """Wait for an event; return the ranks that have now been met."""
+    def _poll(self, timeout_s: float) -> None:
+        """Wait for an event, and go on where one came."""
         poll = select.poll()
         sources = {each.fileno(): each for each in (self._listening, *self._talks)}
         for descriptor in sources:
             poll.register(descriptor, select.POLLIN)
         ready = [sources[descriptor] for descriptor, _ in poll.poll(timeout_s * 1000)]
-        met = [peer for each in ready if each in self._talks and (peer := self._go_on(each))]
+        for each in ready:
+            if each in self._talks:
+                self._go_on(each)
         if self._listening in ready:
             self._accept()
-        return met
 
     def _accept(self) -> None:
         for _ in range(MOST_ACCEPTED):
+            unknown = [each for each in self._talks if each not in self._called.values()]
             try:
                 connection, _ = self._listening.accept()
-            except (BlockingIOError, ConnectionAbortedError):
+            except OSError as error:
+                if error.errno in USED_UP and unknown:
+                    self._hang_up(unknown[0])  # so that a rank gets through
+                elif error.errno not in NONE_ACCEPTED:
+                    raise
                 return
             if not self._admits(connection):
                 connection.close()
                 continue
-            unknown = [each for each in self._talks if each not in self._called.values()]
             if len(unknown) >= MOST_UNKNOWN + len(self._addresses):
                 self._hang_up(unknown[0])  # a rank would call again
             self._begin(connection, self._answering(connection))
@@ -268,8 +279,8 @@ class Meeting(Generic[Met]):
         self._talks[connection] = talk
         self._go_on(connection)
 
-    def _go_on(self, connection: socket.socket) -> Met | None:
-        """Continue a protocol to its next wait; return the rank if it is complete."""
+    def _go_on(self, connection: socket.socket) -> None:
+        """Continue a protocol to its next wait, or until the rank is met."""
         try:
             next(self._talks[connection])
         except StopIteration as end:
@@ -277,14 +288,13 @@ class Meeting(Generic[Met]):
             del self._talks[connection]
             self._called.pop(peer.rank, None)
             self._missing.discard(peer.rank)
-            return peer
+            self._met[peer.rank] = peer
         except (StrangerError, struct.error):
             self._hang_up(connection)
         except OSError as error:
             if error.errno in USED_UP:
                 raise
             self._hang_up(connection)  # the peer has closed it
-        return None
 
     def _hang_up(self, connection: socket.socket) -> None:
         self._talks.pop(connection).close()

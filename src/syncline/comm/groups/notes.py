@@ -125,6 +125,8 @@ class Notes:
             if not self._store.check([key]):
                 return
             reason = self._store.get(key).decode(errors="replace")
+        except PeerError:  # the store knows that a rank has ended
+            raise
         except RuntimeError:
             return  # the store is gone, and the caller reports it
         raise PeerError(f"rank {self.rank}: rank {other} does not join the group: {reason}")

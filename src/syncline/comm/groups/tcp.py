@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -87,7 +88,7 @@ class _Meeting(Meeting[Connected]):
     ways: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
     """Where each lower rank may be called, most likely first."""
     _errors: dict[int, dict[tuple[str, int], OSError]] = field(default_factory=dict)
-    _calls: int = 0
+    _calls: Counter[int] = field(default_factory=Counter)  # of each rank
 
     def _admits(self, connection: socket.socket) -> bool:  # noqa: ARG002 - it has to prove it
         return True
@@ -99,8 +100,8 @@ class _Meeting(Meeting[Connected]):
                 f"rank {self._rank}: rank {other} on {self._addresses[other]} listens at a "
                 f"loopback address only, which does not leave that host; {ADVICE}"
             )
-        way = ways[self._calls % len(ways)]
-        self._calls += 1
+        way = ways[self._calls[other] % len(ways)]
+        self._calls[other] += 1
         try:
             connection = socket.create_connection(way, CALL_S)
         except OSError as error:
