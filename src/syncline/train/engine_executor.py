@@ -209,11 +209,13 @@ class EngineExecutor(Executor):
         self._backward = None
         self._rounds += 1
         self._engine.check()
+        foreign = self._views.foreign
         if by_engine:
-            self.deferral.wait_for(self._views.foreign)
+            self.deferral.wait_for(foreign)
         self._views.end(known=self._first_rounds.usable)
         if by_engine and self.defers:
             self.deferral.suspend_gradients()
+            self.deferral.deliver(foreign)  # the program may read them without our notice
         else:
             if by_engine:
                 self.deferral.wait_for_all()

@@ -30,6 +30,7 @@ from syncline.train.overlap.sharded_optimizer import ShardedOptimizer
 from syncline.train.overlap.sharding import Sharding
 from syncline.train.reducer import Reducer
 from syncline.train.requirements import (
+    SHARED_MEMORY,
     TENSOR_PARALLEL,
     require_outermost,
     require_same_ranks,
@@ -291,6 +292,8 @@ class PlannedTraining(UnplannedTraining):
             self.stop_deferring(why_not_compiled(wrapped.module))
         if is_tensor_parallel(wrapped.parameters.values()):
             self.stop_deferring(TENSOR_PARALLEL)
+        elif wrapped.share_memory:
+            self.stop_deferring(SHARED_MEMORY)
         self._report_synchronous()
         average_with_torch()
         self.executor.let_defer()

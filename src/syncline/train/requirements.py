@@ -42,6 +42,7 @@ COPIED = (
     "compile block by block (use_regional_compilation), and its parameters have other names; "
     "compile the blocks before prepare instead: for block in model.blocks: block.compile()"
 )
+SHARED_MEMORY = "some parameters share memory, so an update of one may change another"
 TENSOR_PARALLEL = (
     "the model is tensor-parallel, too: it computes with distributed tensors made of its "
     "parameters' memory, and reads of these cannot be seen"
@@ -198,6 +199,8 @@ def require_shardable(wrapped: Wrapped, optimizer: torch.optim.Optimizer, *, sha
         reason = "compressed gradients have residuals on every rank; leave compression out"
     elif is_tensor_parallel(wrapped.parameters.values()):
         reason = TENSOR_PARALLEL
+    elif wrapped.share_memory:
+        reason = SHARED_MEMORY
     if reason is not None:
         raise UserError(f"overlap(shard=True): {reason}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -101,6 +102,12 @@ class Wrapped:
         """Whether the reducer never rebuilds its buckets: it looks for unused parameters."""
         return self.ddp.find_unused_parameters and not self.ddp.static_graph
 
+    @property
+    def share_memory(self) -> bool:
+        """Whether an update of one parameter may change another."""
+        ranges = sorted(map(_memory, filter(torch.Tensor.numel, self.parameters.values())))
+        return any(start < stop for (_, stop), (start, _) in pairwise(ranges))
+
     def own_buckets(self) -> Ddp:
         """Return the buckets that torch's class makes under the user's arguments."""
         keeps, cap_bytes = self.keeps_first_buckets, self.ddp.bucket_bytes_cap
@@ -124,3 +131,10 @@ class Wrapped:
         if any(getattr(m, "sparse", False) for m in self.module.modules()):
             return "some gradients are sparse"
         return None
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses between which the elements of a tensor lie."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()

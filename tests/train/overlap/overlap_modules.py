@@ -58,6 +58,27 @@ class Tied(nn.Module):
         return self.head(self.norm(hidden))
 
 
+class TiedByData(Tied):
+    """Two parameters, and gradients, of one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 40, bias=False)
+        self.head.weight.data = self.embed.weight.data
+
+
+class Sliced(Net):
+    """Weights that are slices of one tensor, and have its version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = self.hidden, self.leave
+        rows = torch.cat([layer.weight.detach().flatten() for layer in layers])
+        parts = rows.split([layer.weight.numel() for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
+            layer.weight = nn.Parameter(part.view_as(layer.weight))
+
+
 class Checkpointed(Net):
     """Uses a layer twice, and computes it again in the backward pass."""
 
@@ -373,6 +394,8 @@ SCENARIOS = {
         ddp={**UNUSED, "gradient_as_bucket_view": True}
     ),
     "shared and tied parameters": Loop(model=Tied),
+    "parameters tied through `data`": Loop(SYNCHRONOUS, REFUSED, model=TiedByData),
+    "parameters that are slices of one tensor": Loop(model=Sliced),
     "`static_graph=True`": Loop(ddp=STATIC),
     "`static_graph=True`, shared and tied parameters": Loop(model=Tied, ddp=STATIC),
     "`static_graph=True`, unused parameters": Loop(model=lambda: Branching(turn=1), ddp=STATIC),

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Adam, AdamW
 
 from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, SHARES, UNUSED, Loop, no_shards
@@ -88,6 +89,11 @@ def make_flat(t: Training) -> None:
 def clamp_flat(t: Training) -> None:
     t.note("flat", t.kept)
     t.kept.clamp_(-0.01, 0.01)
+
+
+def clip_flat(t: Training) -> None:
+    clip_grad_norm_(t.parameters, 0.1)
+    t.note("flat", t.kept)
 
 
 def assign_data(t: Training) -> None:
@@ -262,6 +268,14 @@ SCENARIOS = {
     "the gradients of two losses kept and combined": Loop(zero=nothing, backward=combine_two),
     "gradients in a flat buffer of your own": Loop(
         SYNCHRONOUS, start=make_flat, zero=lambda t: t.kept.zero_(), before=clamp_flat
+    ),
+    "the same, clipped by its norm": Loop(
+        SYNCHRONOUS,
+        start=make_flat,
+        zero=lambda t: t.kept.zero_(),
+        before=clip_flat,
+        norm="2",
+        near=True,
     ),
     "`p.grad.data` assigned before `step`": Loop(
         SYNCHRONOUS,

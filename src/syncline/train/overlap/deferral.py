@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 
 from syncline.errors import SynclineError
 from syncline.plan.profile import Norm
-from syncline.torch_private import foreach_zero_
+from syncline.torch_private import foreach_zero_, unsafe_preserve_version_counter
 from syncline.train.engine.engine import Engine
 from syncline.train.overlap.clipping import Change, make_changes
 from syncline.train.overlap.deferred_step import DeferredStep, TorchState
@@ -114,7 +114,10 @@ class Deferral(PendingGradients):
         while True:
             with UPDATES:
                 deferred = [index for index in indices if index in self._deferred]
-                if not deferred or self._makes_here:
+                if self._makes_here:
+                    return
+                if not deferred:
+                    self.wait_for_stream()  # another one may have made the updates just now
                     return
                 engine.check()
                 arrived_ns, round_ = time.perf_counter_ns(), engine.round
@@ -156,12 +159,12 @@ class Deferral(PendingGradients):
             return
         if self._deferred:  # of another optimizer
             self._wait(indices)
-            self._deliver(indices)
+            self.deliver(indices)
             return
         # All of them: code that reads one reads the others next.
         self.waits.read_early = True
         self._wait_for_gradients()
-        self._deliver(self._gradients)
+        self.deliver(self._gradients)
 
     def _read_elsewhere(self, indices: Iterable[int]) -> None:
         """Finish gradients that are read by a thread other than the training thread."""
@@ -177,7 +180,7 @@ class Deferral(PendingGradients):
                 with UPDATES, self._in_order():
                     if self.engine.round is round_:
                         self.engine.wait(left, round_)
-                        self._deliver(i for i in left if i not in self._deferred)
+                        self.deliver(i for i in left if i not in self._deferred)
 
     def force_sync(self) -> None:
         """Finish everything because something was read outside the forward pass."""
@@ -230,8 +233,10 @@ class Deferral(PendingGradients):
         self._maker = threading.get_ident()
         parameters = [(self.parameters[index], None) for index in indices]
         gradients = [(self._gradients[index], self.parameters[index]) for index in indices]
+        plain = tuple(parameter for parameter, _ in parameters)
         try:
-            with lifted([*parameters, *gradients]):
+            # Slices of one tensor share its version, which autograd may have saved for another one.
+            with lifted([*parameters, *gradients]), unsafe_preserve_version_counter(plain):
                 for step, members in by_step.items():
                     with step.torch_state.restored():
                         self._update(step, members)

@@ -48,7 +48,7 @@ class PendingGradients(Owner):
         pending.keep_updates_whole_in_forks()
         self._trainer = threading.get_ident()
         """The training thread. Reads by others must not affect anything that ranks agree on."""
-        self._stream: Any = None  # on CUDA, the stream it trains on
+        self.stream: Any = None  # on CUDA, the stream it trains on
         self._gradients: dict[int, torch.Tensor] = {}  # pending gradients, as views of the buckets
         self._deferred: dict[int, DeferredStep] = {}  # by parameter: the step to update it
         self._read: set[int] = set()  # pending gradients that have arrived; see ``own_class``
@@ -65,17 +65,29 @@ class PendingGradients(Owner):
         """Note that this thread trains."""
         self._trainer = threading.get_ident()
         device = self.parameters[0].device
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """On CUDA, put the work of a thread that does not train on the training stream."""
-        if self._stream is None or self.trains_here:
+        """On CUDA, put work of another stream, as of another thread's, on the training stream."""
+        if not self._on_other_stream:
             yield
             return
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             yield
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        self.wait_for_stream()
+
+    @property
+    def _on_other_stream(self) -> bool:
+        if self.stream is None:
+            return False
+        current: bool = torch.cuda.current_stream(self.stream.device) != self.stream
+        return current
+
+    def wait_for_stream(self) -> None:
+        """On CUDA, let work on another stream follow what was put on the training stream."""
+        if self._on_other_stream:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
     def suspend_gradients(self) -> None:
         """Make the gradients pending: the backward pass is over, their exchange is not."""
@@ -139,7 +151,8 @@ class PendingGradients(Owner):
             self.waits.stalling_ns += time.perf_counter_ns() - began_ns
         return found
 
-    def _deliver(self, indices: Iterable[int]) -> None:
+    def deliver(self, indices: Iterable[int]) -> None:
+        """Give the program gradients that have arrived."""
         with UPDATES:
             if self.engine.plan.norm is None:
                 self._release_gradients(indices)
@@ -167,7 +180,7 @@ class PendingGradients(Owner):
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return the norms of pending gradients, in their dtype; None if they are not exchanged."""
-        if not self._deferred.keys().isdisjoint(indices):
+        if not (self._deferred.keys().isdisjoint(indices) and self._gradients.keys() >= {*indices}):
             return None
         if self.engine.plan.norm != norm:
             self.waits.asked_norm = norm
@@ -202,6 +215,7 @@ class PendingGradients(Owner):
         if any(
             i in self._deferred
             or i in self._read
+            or i not in self._gradients
             or self._changes.get(i)
             or self._gradients[i].dtype.to_real() == torch.float64
             for i in indices

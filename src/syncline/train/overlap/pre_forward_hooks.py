@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -100,8 +101,12 @@ class _PreForwardHook:
             self.compile()
             return
         deferral = self._deferral()
-        if deferral is not None and deferral.anything_deferred:
+        if deferral is None:
+            return
+        if deferral.anything_deferred:
             deferral.make_updates(self._label, self._own if torch.is_grad_enabled() else self._held)
+        elif deferral.stream is not None:
+            deferral.wait_for_stream()  # updates may have been made on another one
 
     def compile(self) -> None:
         """Called while code is compiled: finish the parameters now and before each forward pass."""
@@ -112,7 +117,7 @@ class _PreForwardHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copied or saved module gets a hook that does nothing, and loads without Syncline.
-        return getattr, ({}, "get")
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class _CompiledPreForwardHook(_PreForwardHook):

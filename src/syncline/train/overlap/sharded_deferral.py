@@ -159,19 +159,25 @@ class ShardedDeferral(Deferral):
     def update(self, step: ShardedStep) -> None:
         """Update and send this rank's share, after :meth:`wait_for_sums`; call under the lock."""
         engine = self.engine
-        updated = [p for p in self.parameters if step.holds(p) and p.grad is not None]
-        left = {self.index_of[id(parameter)] for parameter in updated}
+        held = [p for p in self.parameters if step.holds(p) and p.grad is not None]
+        left = {self.index_of[id(parameter)] for parameter in held}
         changes, self._changes = self._changes, {}
+        own = {i: self.awaits(self.parameters[i]) for i in left}
         gradients = [(gradient, None) for gradient in self._gradients.values()]
         with lifted(gradients):
             step.update_rest()
             for message in engine.gathers:
                 now = left.intersection(engine.layout.tensors[message])
                 left -= now
-                step.update({self.parameters[i]: changes.get(i, ()) for i in sorted(now)})
+                updated = {
+                    # A gradient that the program has replaced is not changed.
+                    self.parameters[i]: changes.get(i, ()) if own[i] else ()
+                    for i in sorted(now)
+                }
+                step.update(updated)
                 self._copy(self._own[message], to_bucket=True)
                 engine.load(message)
-        self.defer(step, updated)
+        self.defer(step, held)
 
     @torch.no_grad()
     def _copy(self, places: Iterable[_Place], *, to_bucket: bool) -> None:
