@@ -124,7 +124,9 @@ def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path) -> None:
 def test_a_network_of_version_1_has_one_factor_for_both() -> None:
     fields = json.loads(NETWORK.to_json()) | {"version": 1, "contention": 1.25}
     found = Network.from_json(json.dumps(fields))
-    assert found == msgspec.structs.replace(NETWORK, contention=Contention(computing=1.25, exchange=1.25))
+    assert found == msgspec.structs.replace(
+        NETWORK, contention=Contention(computing=1.25, exchange=1.25)
+    )
     del fields["contention"]
     assert Network.from_json(json.dumps(fields)).contention == Contention()
     with pytest.raises(FileError, match=r"at least 1 and at most 100, found 0\.5"):

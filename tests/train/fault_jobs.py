@@ -425,8 +425,9 @@ def fails_in_backward(place: Place) -> None:
             training.backward()
         except OnceError:
             handle.remove()
+        saved = error_of(training.optimizer.state_dict)  # of the last step, which is complete
         stepped = error_of(training.optimizer.step)
-        say(stepped=stepped, went_on=error_of(training.step))
+        say(saved=saved, stepped=stepped, went_on=error_of(training.step))
         return
     training.step(3)
 

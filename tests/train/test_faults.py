@@ -235,6 +235,7 @@ def test_a_forward_pass_fails_for_good(run: Run) -> None:
 def test_a_backward_pass_fails(run: Run) -> None:
     other, failing = run(jobs.fails_in_backward)
     said = told(failing)
+    assert said["saved"] is None
     assert said["stepped"] == said["went_on"]
     assert said["stepped"][0] == "PeerError"
     assert "the last backward pass did not reach the gradient of '0.bias'" in said["stepped"][1]

@@ -236,7 +236,9 @@ def test_contention_with_iterations_to_come(workers: Workers) -> None:
         op("update", 5_000, 3),
     ]
     profile = job(operations, gradient(1000, 3, 1))
-    network = msgspec.structs.replace(line(0, 12), contention=Contention(computing=2.0, exchange=2.0))
+    network = msgspec.structs.replace(
+        line(0, 12), contention=Contention(computing=2.0, exchange=2.0)
+    )
     plan = plan_of(profile, [(0, 1000)], wait="need")
     run = {"strategy": STRATEGIES["loop"], "workers": workers}
     steady = steady_state(profile, network, plan, **run)  # type: ignore[arg-type]

@@ -39,6 +39,14 @@ class Signs(Custom):
         p.add_(mean.sign(), alpha=-group["lr"])
 
 
+class Voting(Custom):
+    """Follows the sum of the ranks' signs."""
+
+    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        signs = torch.ops._c10d_functional.all_reduce(p.grad.sign(), "sum", "default")
+        p.sub_(signs, alpha=group["lr"])
+
+
 class TrustRatio(Custom):
     """Divides each parameter's update by the gradient's norm, as LAMB and LARS do."""
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from syncline.plan.profile import Norm
 from syncline.torch_private import foreach_mul_, foreach_norm, unscale_
@@ -84,6 +86,8 @@ def test_norms_of_a_list_come_in_its_order() -> None:
         (torch.Tensor.mul_, (0.5,), 0.5),
         (torch.Tensor.mul_, (torch.tensor(0.25),), 0.25),
         (torch.Tensor.div_, (4,), 0.25),
+        (torch.Tensor.div_, (torch.tensor(-8.0),), -0.125),
+        (torch.Tensor.div_, (3,), None),
         (torch.Tensor.div_, (0,), None),
         (torch.Tensor.clamp_, (-1, 1), None),
     ],
@@ -169,3 +173,15 @@ def test_changes_together_give_the_bits_of_one_after_another(dtype: torch.dtype)
     for factor in factors:
         foreach_mul_([other], factor)
     assert torch.equal(one, other)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.5, 1.0, 2.0, 3.0, 0.3])), max_size=4))
+def test_changes_have_the_bits_of_one_after_the_other(ways: list[tuple[bool, float]]) -> None:
+    values = torch.rand(200, generator=torch.Generator().manual_seed(0)) + 0.5
+    owner, found, expected = Owner(), values.clone(), values.clone()
+    for divides, number in ways:
+        function = torch.Tensor.div_ if divides else torch.Tensor.mul_
+        asks(owner, function, GRADIENTS[0], number)
+        function(expected, number)
+    make_changes(owner.changes, [found])
+    assert found.equal(expected)

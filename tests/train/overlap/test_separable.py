@@ -26,7 +26,7 @@ from syncline.train.measure.observer import Observer
 from syncline.train.overlap.separable import separability
 from tests.cases import first_few
 from tests.train.overlap.overlap_optimizers import PLAIN
-from tests.train.overlap.own_optimizers import Custom, Noisy, TrustRatio
+from tests.train.overlap.own_optimizers import Custom, Noisy, TrustRatio, Voting
 from tests.words import assert_tells
 
 Parameters = Iterable[Any]
@@ -305,6 +305,7 @@ WHY_NOT: dict[str, tuple[Make, str]] = {
         lambda p: having(Custom(p), table=[[i] for i in range(100_001)]),
         "its attribute 'table' holds too much",
     ),
+    "collective": (Voting, "it calls collectives"),
     "not-copied": (custom(numbers=(n for n in range(3))), "cannot pickle 'generator' object"),
 } | {
     f"remembering-{how}": (functools.partial(remembering, how=how), "its attribute 'kept' holds a")

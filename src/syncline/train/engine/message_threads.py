@@ -102,7 +102,8 @@ class MessageThreads:
         self._most_in_flight = in_flight + (compressor is not None)
         self._host_waits = [transport.bounded or m.payload == "sparse" for m in plan.messages]
         """Of each message: whether the host waits until it is complete, or only the device."""
-        self._lock = threading.Lock()
+        # Of a signal's handler, too, which may save a checkpoint while this thread holds it.
+        self._lock = threading.RLock()
         self._for_issuer = threading.Condition(self._lock)
         self._for_trainer = threading.Condition(self._lock)
         self._in_flight = 0

@@ -26,7 +26,8 @@ class Change(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     of_many: bool
-    factor: float | torch.Tensor | None  # what it multiplies by; None for any other operation
+    factor: float | torch.Tensor | None
+    """What it multiplies by, with the same bits; None for any other operation."""
 
     def make(self, gradients: list[torch.Tensor]) -> None:
         """Change gradients that have arrived."""
@@ -46,10 +47,7 @@ class Change(NamedTuple):
     @property
     def is_exact(self) -> bool:
         """Whether it multiplies by a power of two, so that norms can be multiplied instead."""
-        if self.factor is None:
-            return False
-        factor = abs(float(self.factor))
-        return math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == 0.5
+        return self.factor is not None and _is_power_of_two(float(self.factor))
 
 
 def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> None:
@@ -211,10 +209,18 @@ def _is_number(value: Any) -> bool:
     return value is None or isinstance(value, (int, float))
 
 
-def _inverse(number: Any) -> Any:
+def _inverse(number: Any) -> float | None:
+    """Return the factor that gives the bits of a division; None if there is none that is known."""
     if isinstance(number, torch.Tensor):
-        return number.reciprocal()
-    return 1 / number if number else None
+        if number.device.type != "cpu":
+            return None  # reading it would wait for the GPU
+        number = number.item()
+    return 1 / number if number is not None and _is_power_of_two(number) else None
+
+
+def _is_power_of_two(number: float) -> bool:
+    """Whether a number, or its negative, is a power of two."""
+    return 0 < abs(number) < math.inf and abs(math.frexp(number)[0]) == 0.5
 
 
 def _kept(value: Any) -> Any:

@@ -225,7 +225,8 @@ class DeferredOptimizer:
 
     def _force_sync(self) -> None:
         for deferral in self._deferrals():
-            deferral.force_sync()
+            if deferral.anything_deferred:  # gradients of a backward pass that failed never come
+                deferral.force_sync()
         # The wrapper may have been dropped.
         finish_all([group["params"] for group in self.optimizer.param_groups])
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST_PARAMETERS = 8  # the most parameters in a group of a copy, unless it has more kinds of them
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
@@ -71,7 +72,7 @@ def _tried(compare: Callable[..., Trial], optimizer: Optimizer) -> Trial:
     failure = ""
     for with_state in (False, True) if optimizer.state else (False,):
         try:
-            with _undisturbed():
+            with _undisturbed(), _Alone():  # type: ignore[no-untyped-call]
                 return compare(optimizer, with_state=with_state)
         # The step of an unknown optimizer may raise anything; any error becomes the answer.
         except Exception as error:
@@ -345,6 +346,17 @@ def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     others = [index for index in range(len(kinds)) if index not in firsts]
     room = max(MOST_PARAMETERS - len(firsts), 0)
     return [parameters[index] for index in sorted([*firsts, *others[:room]])]
+
+
+class _Alone(TorchDispatchMode):
+    """Raises an error where a collective is called: parts would call it in another order."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise RuntimeError("it calls collectives")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
