@@ -121,18 +121,6 @@ def test_an_unknown_kind_lists_those_that_are_known(tmp_path: Path) -> None:
         read_document(path, KINDS)
 
 
-def test_a_network_of_version_1_has_one_factor_for_both() -> None:
-    fields = json.loads(NETWORK.to_json()) | {"version": 1, "contention": 1.25}
-    found = Network.from_json(json.dumps(fields))
-    assert found == msgspec.structs.replace(
-        NETWORK, contention=Contention(computing=1.25, exchange=1.25)
-    )
-    del fields["contention"]
-    assert Network.from_json(json.dumps(fields)).contention == Contention()
-    with pytest.raises(FileError, match=r"at least 1 and at most 100, found 0\.5"):
-        Network.from_json(json.dumps(fields | {"contention": 0.5}))
-
-
 @examples
 @pytest.mark.parametrize("version", [0, 9, "1", 1.0, True, None])
 def test_another_version(document: Document, version: Any) -> None:

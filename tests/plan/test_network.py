@@ -173,8 +173,8 @@ def test_a_decoupled_all_reduce_costs_the_same() -> None:
             assert sum(part.seconds(size) for part in parts) == pytest.approx(whole_s)
 
 
-def test_a_file_of_before_still_loads() -> None:
-    text = """{"format": "syncline/network", "version": 1, "name": "old", "workers": 16,
+def test_a_file_with_required_fields_only_loads() -> None:
+    text = """{"format": "syncline/network", "version": 2, "name": "old", "workers": 16,
     "all_reduce": {"segments": [{"start_bytes": 0, "cost_s": 1.0, "s_per_byte": 2.0}]},
     "link": {"alpha_s": 1.0, "beta_s_per_byte": 2.0, "gamma_s_per_byte": 0.0}}"""
     network = Network.from_json(text)

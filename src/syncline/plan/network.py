@@ -171,16 +171,6 @@ class Network(Document, frozen=True, kw_only=True):
                 f"network: known_within must be finite and at least 1, found {self.known_within}"
             )
 
-    @classmethod
-    def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
-        if bytes(fields.get("version", b"")) == b"1":  # version 1 had one factor for both
-            fields = {**fields, "version": msgspec.Raw(b"2")}
-            if "contention" in fields:
-                factor = bytes(fields["contention"])
-                both = b'{"computing":%b,"exchange":%b}' % (factor, factor)
-                fields["contention"] = msgspec.Raw(both)
-        return super()._from_fields(fields, source)
-
     @property
     def is_measured(self) -> bool:
         """Whether the curve was measured with these workers on this link."""
