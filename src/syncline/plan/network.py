@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -109,21 +109,16 @@ class Network(Document, frozen=True, kw_only=True):
     issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
     """Extra time per message when messages are sent one at a time, back to back: until a thread
     notices that one has arrived and issues the next. Files call it ``handing_over_s``."""
-    backend: str = "unknown"
-    """The communication library, such as ``"gloo"`` or ``"nccl"``."""
+    backend: str = "unknown"  # the communication library, such as ``"gloo"`` or ``"nccl"``
     contention: Contention = Contention()
     contention_by_need: Contention | None = None
     """The same under plans that wait on need, whose messages the engine sends; None: equal."""
-    link: Link | None = None
-    """Between two workers or, with ``hosts``, between two hosts."""
-    algorithm: str = "ring"
-    """The algorithm by which the curve is scaled when the network changes."""
+    link: Link | None = None  # between two workers or, with ``hosts``, between two hosts
+    algorithm: str = "ring"  # the algorithm by which the curve is scaled when the network changes
     density: float | None = None
     """Share of the elements that each worker sends, for a sparse algorithm."""
-    hosts: int | None = None
-    """How many hosts the workers are on; None: unknown, or each on its own."""
-    inside: Link | None = None
-    """Link between two workers of one host."""
+    hosts: int | None = None  # how many hosts the workers are on; None: unknown, or each on its own
+    inside: Link | None = None  # link between two workers of one host
     servers: int | None = None
     """Number of parameter servers, among which each message is split evenly; None: one."""
     colocated: bool = False
@@ -139,12 +134,9 @@ class Network(Document, frozen=True, kw_only=True):
     whole: CostCurve | None = None
     """If ``all_reduce`` is the cost of a compressed exchange: the cost of exchanging every element,
     for the dense messages among compressed ones."""
-    points: tuple[Measurement, ...] = ()
-    """The measured all-reduces that the curve was fitted to."""
-    fit_error: float | None = None
-    """Mean relative error of the curve over the points (0.05: 5 %)."""
-    fit_error_max: float | None = None
-    """Largest relative error over the points."""
+    points: tuple[Measurement, ...] = ()  # the measured all-reduces that the curve was fitted to
+    fit_error: float | None = None  # mean relative error of the curve over the points (0.05: 5 %)
+    fit_error_max: float | None = None  # largest relative error over the points
     known_within: float | None = None
     """Nine of ten messages take what the curve says within this factor; 1: it was measured. None:
     that is not known, unless there are :attr:`points`."""

@@ -74,10 +74,8 @@ class Plan(Document, frozen=True, kw_only=True):
     planner: str
     model: str
     workers: int
-    tensors: tuple[Tensor, ...]
-    """In the order in which their gradients become ready."""
-    messages: tuple[Message, ...]
-    """In the order in which they are sent."""
+    tensors: tuple[Tensor, ...]  # in the order in which their gradients become ready
+    messages: tuple[Message, ...]  # in the order in which they are sent
     wait: Wait = "update"
     in_flight: int = 1
     """How many messages may be in flight at once: with 2, the latency of one overlaps the

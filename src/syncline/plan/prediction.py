@@ -101,18 +101,12 @@ class Prediction(Value, frozen=True, kw_only=True):
 
     planner: str
     messages: int
-    iteration_s: float
-    """0, or at least a nanosecond."""
-    computation_s: float
-    """All operations of the profile, run without communication."""
-    communication_s: float
-    """All messages, run without computation."""
-    exposed_s: float
-    """Iteration time beyond computation: t_c^no of MG-WFBP, Table 1."""
-    lower_bound_s: float
-    """max(computation, least communication): no schedule can be faster."""
-    error_s: float = 0.0
-    """Standard error of ``iteration_s`` if simulated iterations differ; else 0."""
+    iteration_s: float  # 0, or at least a nanosecond
+    computation_s: float  # all operations of the profile, run without communication
+    communication_s: float  # all messages, run without computation
+    exposed_s: float  # iteration time beyond computation: t_c^no of MG-WFBP, Table 1
+    lower_bound_s: float  # max(computation, least communication): no schedule can be faster
+    error_s: float = 0.0  # standard error of ``iteration_s`` if simulated iterations differ; else 0
     interval_s: tuple[float, float] | None = None
     """The ends of the 90 % prediction interval of ``iteration_s``; None in older files."""
     sharing: Sharing | None = None
@@ -193,10 +187,8 @@ class Comparison(Document, frozen=True, kw_only=True):
     network: str
     workers: int
     predictions: tuple[Prediction, ...]
-    chosen: str
-    """The planner that ``auto`` takes."""
-    reason: str
-    """Why, in a sentence."""
+    chosen: str  # the planner that ``auto`` takes
+    reason: str  # why, in a sentence
     suggestion: Suggestion | None = None
     """The prediction for sparse exchange, which is never chosen."""
 

@@ -60,8 +60,7 @@ class Operation(Value, frozen=True, kw_only=True):
 
     name: str
     phase: Phase
-    duration_s: float
-    """Median over the profiled iterations, without messages in flight."""
+    duration_s: float  # median over the profiled iterations, without messages in flight
     after: tuple[int, ...] = ()
     """Indices of the operations whose results it needs; all smaller than its own."""
     resource: Resource = "device"
@@ -101,8 +100,7 @@ class Tensor(Value, frozen=True, kw_only=True):
 class Gradient(Tensor, frozen=True, kw_only=True):
     """A gradient tensor as the profile sees it."""
 
-    ready_after: int
-    """Index of the operation after which the gradient is final."""
+    ready_after: int  # index of the operation after which the gradient is final
     needed_by: int | None = None
     """Index of the forward operation that first reads the parameter; None if none does."""
 
@@ -152,16 +150,11 @@ class Profile(Document, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     model: str
-    device: str
-    """Kind of the device that computed, such as ``"cpu"`` or ``"cuda"``."""
-    workers: int
-    """Workers over which the medians were taken."""
-    iterations: int
-    """Iterations over which the medians were taken."""
-    operations: tuple[Operation, ...]
-    """In execution order."""
-    gradients: tuple[Gradient, ...]
-    """In the order in which they become ready."""
+    device: str  # kind of the device that computed, such as ``"cpu"`` or ``"cuda"``
+    workers: int  # workers over which the medians were taken
+    iterations: int  # iterations over which the medians were taken
+    operations: tuple[Operation, ...]  # in execution order
+    gradients: tuple[Gradient, ...]  # in the order in which they become ready
     baseline: Baseline | None = None
     norm: Norm | None = None
     """The norm of the averaged gradients that every update waits for, as for clipping; None if

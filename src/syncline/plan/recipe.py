@@ -36,13 +36,10 @@ class Recipe(Value, frozen=True, kw_only=True):
         UserError: on construction, if a value is out of its range or has no effect.
     """
 
-    density: float
-    """rho: the share of elements that each worker sends; above 0, at most 1."""
+    density: float  # rho: the share of elements that each worker sends; above 0, at most 1
     algorithm: SparseAlgorithm = SPARSE_DEFAULT
-    warmup: tuple[float, ...] = ()
-    """Densities to begin with, each for ``warmup_steps`` steps."""
-    warmup_steps: int = 0
-    """Usually the steps of an epoch."""
+    warmup: tuple[float, ...] = ()  # densities to begin with, each for ``warmup_steps`` steps
+    warmup_steps: int = 0  # usually the steps of an epoch
     unit: SelectionUnit = "layer"
     """The unit whose largest elements are selected: each parameter, each message (such as a DDP
     bucket), or the whole model, which is exchanged once all gradients are ready. Merging the
@@ -63,8 +60,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     clips its gradient to ``clip_norm * sqrt(P)`` before adding it: if workers' gradients are
     independent, their average then has this norm. Deep Gradient Compression, 3.2, limits the sum
     instead."""
-    dense_below_elements: int = 0
-    """Parameters with fewer elements are exchanged whole."""
+    dense_below_elements: int = 0  # parameters with fewer elements are exchanged whole
     dense_names: tuple[str, ...] = ()
     """So are parameters whose names match one of these patterns, such as ``*bias``."""
 

@@ -88,37 +88,29 @@ class Run(Document, frozen=True, kw_only=True):
     model: str
     workers: int
     backend: str
-    machine: str
-    """Processor, cores and versions in one line."""
+    machine: str  # processor, cores and versions in one line
     decision: Decision
     reason: str
-    planner: str
-    """The planner whose messages ran at the end."""
+    planner: str  # the planner whose messages ran at the end
     messages: int
     deferred: bool = False
     """Whether messages overlapped the next forward pass, which applied the updates."""
-    baseline: Rate | None = None
-    """The DDP baseline in the first iterations."""
-    planned: Rate | None = None
-    """The best plan that was tried, in the iterations right after."""
-    steady: Rate | None = None
-    """The plan or DDP that ran in the end, over its last iterations."""
+    baseline: Rate | None = None  # the DDP baseline in the first iterations
+    planned: Rate | None = None  # the best plan that was tried, in the iterations right after
+    steady: Rate | None = None  # the plan or DDP that ran in the end, over its last iterations
     predicted_baseline_s: float | None = None
     predicted_planned_s: float | None = None
     overhead_iterations: float | None = None
     """Time spent on measuring and planning, in iterations of the DDP baseline."""
-    compression: Compression | None = None
-    """How gradients were compressed, if at all."""
+    compression: Compression | None = None  # how gradients were compressed, if at all
     sent: Sent | None = None
     suggestion: Suggestion | None = None
     """The prediction for sparse exchange, which is never switched on by itself."""
     phases: tuple[PhaseSpan, ...] = ()
     """In the order in which they came; empty in files of earlier releases."""
-    memory: tuple[RankMemory, ...] = ()
-    """By rank, where it was asked for."""
+    memory: tuple[RankMemory, ...] = ()  # by rank, where it was asked for
     events: tuple[Event, ...] = ()
-    rates: tuple[Rate, ...] = ()
-    """Rates over the whole run, of Syncline and of the baselines."""
+    rates: tuple[Rate, ...] = ()  # rates over the whole run, of Syncline and of the baselines
     results: dict[str, float] = msgspec.field(default_factory=dict)
     """What the training reached, such as ``{"test accuracy": 0.98}``; NaN where it diverged."""
 

@@ -31,11 +31,9 @@ class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
     lane: str
     start_ns: int
     stop_ns: int
-    label: str
-    """For a wait, what is waited for."""
+    label: str  # for a wait, what is waited for
     kind: SpanKind
-    size_bytes: int | None = None
-    """Bytes of the message; None for computation."""
+    size_bytes: int | None = None  # bytes of the message; None for computation
     ready_ns: int | None = None
     """When the last gradient of the message was ready; None if not known."""
 

@@ -218,8 +218,7 @@ class Place:
     def __init__(self, sandbox: Sandbox, number: int, name: str) -> None:
         self._sandbox = sandbox
         self._number = number
-        self.name = name
-        """``switch``, ``host0``, ..."""
+        self.name = name  # ``switch``, ``host0``, ...
 
     def start(
         self,
