@@ -217,7 +217,8 @@ def main() -> None:
     if options.shard:
         difference = largest_difference(ends[0], expected[0])
         print(f"largest relative difference of parameters and state: {difference:.2g}")
-        save("kill_resume_sharded", {"steps": steps, "difference": difference, **found})
+        found = {"steps": steps, "difference": difference, **found}
+        save("kill_resume_sharded", found, module="kill_resume")
         sys.exit(difference > LARGEST_DIFFERENCE)
     identical = ends == expected
     print(f"parameters and optimizer state identical: {identical}")

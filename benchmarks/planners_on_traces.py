@@ -179,7 +179,7 @@ def main() -> None:
         f"{gaps[len(gaps) * 9 // 10]:.3%}, at most {gaps[-1]:.3%}"
     )
     draw(rows, [profile.model for profile in traces], name)
-    save(name, {"rows": rows})
+    save(name, {"rows": rows}, module="planners_on_traces")
 
 
 if __name__ == "__main__":

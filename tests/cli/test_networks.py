@@ -149,7 +149,7 @@ def test_points_as_benchmarks_print_them(tmp_path: Path, printed: str) -> None:
     network = network_argument(f"points={path},workers=8,algorithm=nccl,jobs=2,contention=1.3")
     found = [(p.size_bytes, p.time_s) for p in network.points]
     assert found == [(1024, pytest.approx(31.25e-6)), (1 << 20, pytest.approx(98.5e-6))]
-    assert (network.jobs, network.contention) == (2, Contention.of_both(1.3))
+    assert (network.jobs, network.contention) == (2, Contention(computing=1.3, exchange=1.3))
 
 
 @pytest.mark.parametrize("text", ["10gbit", "a=1e-3,b=1e-9"])

@@ -50,6 +50,13 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert code == 2
 
 
+def test_an_unknown_width_of_the_terminal_hides_nothing(tmp_path: Path) -> None:
+    PRESETS["10gbe-k80"].save(network := tmp_path / "network.json")
+    with (tmp_path / "said").open("wb") as said:
+        assert _ended(["show", str(network)], said.fileno(), COLUMNS="0") == (0, "")
+    assert "10gbe-k80" in (tmp_path / "said").read_text()
+
+
 def test_an_error_cannot_steer_the_terminal(refused: Printed) -> None:
     assert refused("show", "\x1b[2Jno.json").startswith("error: \\x1b[2Jno.json: no such file")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -153,6 +155,14 @@ def test_the_plan_is_written(printed: Printed, profile: Path, tmp_path: Path) ->
     assert f"plan written to {path}" in printed("plan", profile, "10gbe-k80", "-o", path)
     assert Plan.load(path) == PLANNERS["auto"].plan(PROFILE, K80)
     assert printed("plan", profile, "10gbe-k80", "-o", path, "--json") == path.read_text()
+
+
+def test_a_profile_comes_through_a_pipe(printed: Printed, profile: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: pipe.write_bytes(profile.read_bytes()))
+    writer.start()
+    assert printed("simulate", pipe, "10gbit") == printed("simulate", profile, "10gbit")
+    writer.join()
 
 
 def test_auto_considers_overlap_as_training_does(printed: Printed, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from syncline.errors import FileError, UserError
 from syncline.plan.document import Document, read_document
 from syncline.plan.files import write_atomically
-from syncline.plan.network import Contention, Network
+from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS, slices
 from syncline.plan.planners.auto import choose

@@ -323,7 +323,7 @@ def test_what_is_predicted_is_what_runs(deferring: Deferring, wait: str) -> None
 def test_ddp_is_predicted_as_it_was_measured(
     stock_s: float, slowdown_s: float | None, computing: float, exchange: float
 ) -> None:
-    run = Run(network=replace(NETWORK, contention=Contention.of_both(1.25)))
+    run = Run(network=replace(NETWORK, contention=Contention(computing=1.25, exchange=1.25)))
     play(run, lambda s: stock_s if s.plan is None else stock_s / 2, computing=lambda _: slowdown_s)
     found = run.findings.network.contention
     assert found.fitted

@@ -22,6 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
     from syncline.cli.output import checked_output
     from syncline.errors import SynclineError, printable
 
+    if os.environ.get("COLUMNS") == "0":  # unknown; rich would print nothing
+        del os.environ["COLUMNS"]
     try:
         with checked_output():
             cli.main(args=arguments, prog_name="syncline", standalone_mode=False)

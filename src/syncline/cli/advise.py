@@ -13,6 +13,8 @@ from syncline.cli.run import start
 from syncline.errors import UserError
 from syncline.files.report.advice import advice, print_advice
 
+OF_SCRIPTS = {"output": "-o", "seconds": "--seconds", "goes_on": "--continue", "module": "-m"}
+
 
 @click.command(
     epilog=NETWORK_HELP, context_settings={"allow_interspersed_args": False, "show_default": True}
@@ -20,7 +22,11 @@ from syncline.files.report.advice import advice, print_advice
 @click.option("-o", "--output", default="runs/advice", help="Folder for what was measured.")
 @click.option("--seconds", default=60.0, help="Observe for at most this long.")
 @click.option("--continue", "goes_on", is_flag=True, help="Let the training go on afterwards.")
-@click.option("--profile", metavar="FILE", help="Advise on this profile; COMMAND is a NETWORK.")
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="Read this profile instead of running a script; give a NETWORK in place of COMMAND.",
+)
 @json_option
 @click.option("-m", "module", is_flag=True, help="COMMAND is a Python module and its arguments.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
@@ -41,7 +47,13 @@ def advise(
     """
     if profile is not None:
         if len(command) != 1:
-            raise UserError(f"--profile takes one NETWORK, found {' '.join(command)}")
+            raise UserError(
+                f"--profile takes one NETWORK, after all options; found {' '.join(command)}"
+            )
+        source = click.get_current_context().get_parameter_source
+        for name, option in OF_SCRIPTS.items():
+            if source(name) is click.core.ParameterSource.COMMANDLINE:
+                raise UserError(f"--profile runs no script, so {option} does nothing; leave it out")
         read, network = profile_argument(profile).known_profile(), network_argument(command[0])
         if not network.points or network.workers != read.workers:
             # The baseline was measured on another network.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -31,12 +32,19 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def profile_argument(path: str) -> Trace:
     """Read a trace; a profile file is a trace that holds nothing but the profile."""
-    form = detect(path)
-    if form.name == "json":
+    # A pipe can be read only once, so it cannot be looked at first.
+    if not Path(path).is_file() or detect(path).name == "json":
         profile = Profile.load(path)
         return Trace(profile.model, profile)
     with reading_bar() as progress:
-        return read_trace([path], form, TraceOptions(progress=progress))[1]
+        return read_trace([path], options=TraceOptions(progress=progress))[1]
+
+
+def require_kept(output: str | None, read: str) -> None:
+    """Raise a UserError if an output would replace the file that is read."""
+    files = [Path(each) for each in (output, read) if each is not None]
+    if len(files) == 2 and all(map(Path.exists, files)) and files[0].samefile(files[1]):
+        raise UserError(f"{output}: this file is read; write to another one")
 
 
 def planner_names(text: str) -> tuple[str, ...]:

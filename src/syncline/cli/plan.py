@@ -48,6 +48,7 @@ def plan(
 
     'auto' chooses as 'syncline train' does before it tries a plan.
     """
+    arguments.require_kept(output, profile)
     planner_named(planner)  # report a mistake before files are read
     measured = arguments.with_clipping(Profile.load(profile), clip=clip)
     exchange = network_argument(network, workers=workers, algorithm=algorithm)

@@ -123,6 +123,7 @@ def simulate(
     PROFILE is a profile file, or a trace that 'syncline trace' can read: then for as many workers
     as the trace says, unless --workers or NETWORK says how many.
     """
+    arguments.require_kept(timeline_file, profile)
     read = arguments.profile_argument(profile)
     loaded = arguments.with_clipping(read.known_profile(), clip=clip)
     planners = _planners("auto" if planner is None else planner, overlap=overlap)

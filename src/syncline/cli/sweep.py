@@ -157,7 +157,7 @@ def _values(asked: Asked, name: str, read: Callable[[str], T], example: str) -> 
 def _wire(text: str) -> str:
     name = WIRES.get(text, text)
     if name not in BYTES_PER_ELEMENT:
-        raise UserError(unknown("type", text, WIRES, also=BYTES_PER_ELEMENT))
+        raise UserError(unknown("type", text, [*WIRES, "int8"], also=BYTES_PER_ELEMENT))
     return name
 
 

@@ -127,8 +127,8 @@ def _require_unique(members: list[tuple[str, Any]]) -> None:
 
 def _not_json(error: Exception, source: str) -> FileError:
     return FileError(
-        f"{source}: not valid JSON ({error}); the file is truncated or was edited by hand: "
-        "write it again"
+        f"{source}: not valid JSON ({error}): it is truncated, was edited by hand or is of another "
+        "kind; write it again, unpack it, or see whether 'syncline trace info' knows it"
     )
 
 

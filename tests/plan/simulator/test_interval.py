@@ -57,6 +57,12 @@ def test_what_was_measured_has_the_error_of_the_simulator() -> None:
     assert factors(predicted(PROFILE, measured())) == pytest.approx((SIMULATED, SIMULATED))
 
 
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_is_not_known_of_a_link_counts_for_all_jobs_on_it(jobs: int) -> None:
+    nominal = msgspec.structs.replace(GIVEN.replace(bandwidth_bytes_per_s=1e7), jobs=jobs)
+    assert factors(predicted(PROFILE, nominal))[1] == pytest.approx(NOMINAL, rel=0.05)
+
+
 def test_without_fitted_contention_overlapping_may_gain_nothing() -> None:
     found = predicted(PROFILE, measured(contention=Contention()))
     assert found.interval_s == pytest.approx(

@@ -67,6 +67,7 @@ def suggestion(
     )
 
 
+NEGLIGIBLE = 1e-5  # a smaller share of an iteration is no gain
 CONFIDENCE = 2.0  # standard errors that a predicted gain must exceed: 2 for 95 % confidence
 
 
@@ -132,13 +133,13 @@ def choose(
     baseline = forecasts[Ddp.NAME].prediction
     gain_s = baseline.iteration_s - best.iteration_s
     noise_s = CONFIDENCE * profile.baseline.noise_s if profile.baseline else 0.0
-    if gain_s > noise_s:
+    if gain_s > max(noise_s, NEGLIGIBLE * baseline.iteration_s):
         chosen = best.planner
         reason = (
             f"predicted to take {gain_s * 1e3:.2f} ms ({gain_s / baseline.iteration_s:.1%}) less "
             "an iteration than DDP's buckets"
         )
-    elif gain_s > 0:
+    elif 0 < gain_s <= noise_s:
         chosen = Ddp.NAME
         reason = (
             f"the best predicted gain over DDP's buckets, {gain_s * 1e3:.2f} ms an iteration with "

@@ -60,5 +60,7 @@ def interval_s(
     if network.contention_under(by_need=plan.wait == "need").fitted:
         return min(shortest_s, iteration_s), max(simulated_s(more, shared), iteration_s)
     # Computing and messages may slow each other so much that nothing is gained by overlapping them.
-    longest_s = computation_s * shared + communication_s * more
+    # Other jobs' messages are in the way, too.
+    waiting_s = max(communication_s, iteration_s - computation_s)
+    longest_s = computation_s * shared + waiting_s * more
     return min(shortest_s, iteration_s), max(longest_s, iteration_s * shared)
