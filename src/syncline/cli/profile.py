@@ -51,7 +51,7 @@ def profile(
     table_file: str | None,
     **options: Any,
 ) -> None:
-    """Measure a model's computation, and what its messages cost, without a plan.
+    """Measure a model's computing times and its network; no plan is made.
 
     Writes profile.json and network.json, for 'syncline plan' and 'syncline simulate', and
     layers.txt.gz, the papers' table of every iteration. Durations of the profile are medians over

@@ -84,18 +84,18 @@ def _what_if(name: str, metavar: str, text: str) -> arguments.Decorator:
 @_what_if(
     "--density",
     "SHARE,...",
-    "only this share of the elements travels, by gtopk unless named; none: all of them.",
+    "send only this share of the elements, by gtopk unless --algorithm is given; none: all.",
 )
 @_what_if("--jobs", "N,...", "this many equal jobs share the links.")
 @_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
 @_what_if("--batch", "FACTOR,...", "a worker's batch has this many times the samples; 0.5: half.")
-@_what_if("--batch-fixed", "SHARE,...", "this share of its time does not depend on its size.")
+@_what_if("--batch-fixed", "SHARE,...", "share of the passes' time that does not depend on the batch.")
 @_what_if("--accumulate", "N,...", "one exchange and update for this many micro-batches.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")
 @_what_if("--jitter", "SIGMA,...", "like --spread, drawn anew for every iteration.")
 @_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
-@_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
+@_what_if("--strategy", "NAME,...", "what overlaps is as in loop, caffe-mpi, pytorch, ...; or all.")
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
 @arguments.overlap_option
 @arguments.clip_option
@@ -120,8 +120,8 @@ def simulate(
 ) -> None:
     """Predict the seconds an iteration of PROFILE takes on NETWORK.
 
-    PROFILE is a profile file, or a trace that 'syncline trace' can read: then for as many workers
-    as the trace says, unless --workers or NETWORK says how many.
+    PROFILE is a profile file, or a trace that 'syncline trace' can read. The worker count is the
+    trace's, unless --workers or NETWORK has one.
     """
     arguments.require_kept(timeline_file, profile)
     read = arguments.profile_argument(profile)
