@@ -25,7 +25,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import optimizer as _torch_optimizer
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves as _tree_leaves
 
 # ------------------------------------------------------------------ torch.compile
@@ -113,6 +113,7 @@ sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 push_function_mode: Callable[[Any], None] = _push_mode
 pop_function_mode: Callable[[], Any] = _pop_mode
+DispatchMode = TorchDispatchMode  # its base class, of which the optimizers' trial makes one
 disable_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 """How many ``TorchFunctionMode``s are active; their list takes longer and is usually empty."""

@@ -46,6 +46,8 @@ def train(kind: str, which: str, folder: Path) -> None:
             use_regional_compilation=kind == "regional",
         ),
     )
+    if kind == "scaled":  # as in fp16 on a GPU
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
     data: Any = DataLoader(TensorDataset(torch.randn(3200, WIDTH)), batch_size=16)
@@ -55,6 +57,8 @@ def train(kind: str, which: str, folder: Path) -> None:
         with accelerator.accumulate(model):
             accelerator.backward(model(x).square().mean())
             if accelerator.sync_gradients:
+                if accelerator.scaler is not None:  # clip_grad_norm_ does that in fp16
+                    accelerator.scaler.unscale_(optimizer.optimizer)
                 accelerator.clip_grad_norm_(model.parameters(), 100.0)
             optimizer.step()
             schedule.step()

@@ -19,7 +19,7 @@ KINDS = {
         *("compiled", *SHARDED),
     ),
     "transformers": ("accumulating", "accumulating resumed", "checkpointed", "compiled", *SHARDED),
-    "accelerate": ("plain", "saved", "compiled", "regional"),
+    "accelerate": ("plain", "saved", "scaled", "compiled", "regional"),
 }
 WARNINGS = {
     "compiled": "overlap: updates are synchronous: the whole model is compiled, so that",

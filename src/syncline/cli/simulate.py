@@ -89,7 +89,7 @@ def _what_if(name: str, metavar: str, text: str) -> arguments.Decorator:
 @_what_if("--jobs", "N,...", "this many equal jobs share the links.")
 @_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
 @_what_if("--batch", "FACTOR,...", "a worker's batch has this many times the samples; 0.5: half.")
-@_what_if("--batch-fixed", "SHARE,...", "share of the passes' time that does not depend on the batch.")
+@_what_if("--batch-fixed", "SHARE,...", "share of the time that the batch does not change.")
 @_what_if("--accumulate", "N,...", "one exchange and update for this many micro-batches.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")

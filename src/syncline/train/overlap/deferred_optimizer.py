@@ -55,6 +55,19 @@ def is_overlapped(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, _MARK, None) is not None
 
 
+def _caller_of_saved_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Return Accelerate's wrapper if it is calling a step that it has saved; else None.
+
+    With a gradient scaler it puts a function in the step's place for each call, to see whether the
+    scaler makes the step.
+    """
+    step: Any = vars(optimizer).get("step")
+    if getattr(step, "__module__", None) != "accelerate.optimizer":
+        return None
+    inside = (cell.cell_contents for cell in step.__closure__)
+    return next(found for found in inside if isinstance(found, torch.optim.Optimizer))
+
+
 class DeferredOptimizer:
     """Replaces an optimizer's ``step`` by a deferred one, and leaves the rest as it is."""
 
@@ -64,6 +77,9 @@ class DeferredOptimizer:
         self._models: list[weakref.ref[CurrentDeferral]] = []
         """Each returns a model's current deferral; None if nothing is ever pending in the model."""
         self._warned_of: set[str] = set()
+        caller = _caller_of_saved_step(optimizer)
+        if caller is not None:
+            optimizer.step = caller._optimizer_original_step_method  # type: ignore[method-assign]
         found = separability(optimizer)
         self.why_not: str | None = found.why_not
         """Why steps are synchronous; None if they are not. Each call of ``step`` may change it."""
@@ -76,6 +92,9 @@ class DeferredOptimizer:
         self.whole_step: Callable[..., Any] = optimizer.step  # or the user's replacement
         self._state = PendingState(optimizer, self._force_sync)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
+        if caller is not None:
+            caller.__setstate__({})  # saves the step again,
+            caller._accelerate_step_called = True  # and forgets that it is being called
         optimizer.register_state_dict_pre_hook(lambda _: self._before_save())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._before_load(state))
         self._warn_why_not()

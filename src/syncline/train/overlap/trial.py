@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from syncline.torch_private import DispatchMode
 
 MOST_PARAMETERS = 8  # the most parameters in a group of a copy, unless it has more kinds of them
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
@@ -348,7 +349,7 @@ def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     return [parameters[index] for index in sorted([*firsts, *others[:room]])]
 
 
-class _Alone(TorchDispatchMode):
+class _Alone(DispatchMode):
     """Raises an error where a collective is called: parts would call it in another order."""
 
     def __torch_dispatch__(
