@@ -542,13 +542,20 @@ void TcpLink::fail() {
 bool TcpLink::fell_silent() {
     tcp_info info{};
     socklen_t bytes = sizeof info;
-    if (!broken_.empty() || getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0 ||
-        info.tcpi_unacked == 0) {
+    if (!broken_.empty() || getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
         return false;
     }
     const std::chrono::milliseconds answered(info.tcpi_last_ack_recv);
     const std::chrono::milliseconds sent(info.tcpi_last_data_sent);  // or sent again
-    if (answered < transport_->silence_ || answered - sent < transport_->silence_ / 4) return false;
+    const std::chrono::microseconds again(info.tcpi_rto);
+    const bool ignored = answered - sent >= transport_->silence_ / 4;
+    const bool cut_off_here = 2 * sent > 3 * again;  // sending again has failed on this host
+    // Of a window that is closed, or of data that could not be sent at all.
+    const bool no_probe_answered = info.tcpi_probes >= most_probes;
+    if (answered < transport_->silence_ ||
+        !(info.tcpi_unacked > 0 ? ignored || cut_off_here : no_probe_answered)) {
+        return false;
+    }
     failed(ETIMEDOUT);
     fail();
     return true;
