@@ -105,7 +105,8 @@ class Wrapped:
     @property
     def share_memory(self) -> bool:
         """Whether an update of one parameter may change another."""
-        ranges = sorted(map(_memory, filter(torch.Tensor.numel, self.parameters.values())))
+        strided = [p for p in self.parameters.values() if p.layout == torch.strided and p.numel()]
+        ranges = sorted(map(_memory, strided))
         return any(start < stop for (_, stop), (start, _) in pairwise(ranges))
 
     def own_buckets(self) -> Ddp:

@@ -64,8 +64,8 @@ def _caller_of_saved_step(optimizer: torch.optim.Optimizer) -> Any:
     step: Any = vars(optimizer).get("step")
     if getattr(step, "__module__", None) != "accelerate.optimizer":
         return None
-    inside = (cell.cell_contents for cell in step.__closure__)
-    return next(found for found in inside if isinstance(found, torch.optim.Optimizer))
+    inside = [cell.cell_contents for cell in step.__closure__ or ()]
+    return next((each for each in inside if hasattr(each, "_optimizer_original_step_method")), None)
 
 
 class DeferredOptimizer:
