@@ -99,7 +99,7 @@ class Bench:
     def turns(self, cell: dict[str, Any], rounds: int) -> Any:
         """Measure what a cell lacks; yield after each turn."""
         for key in ("repository", "commit"):
-            cell[key] = self._script[key]
+            cell[key] = self._script.get(key)
         advices, turns = cell.setdefault("advices", []), cell.setdefault("turns_s", {})
         for number in range(rounds):
             if len(advices) <= number:
