@@ -79,10 +79,8 @@ class PendingGradients(Owner):
 
     @property
     def _on_other_stream(self) -> bool:
-        if self.stream is None:
-            return False
-        current: bool = torch.cuda.current_stream(self.stream.device) != self.stream
-        return current
+        stream = self.stream
+        return stream is not None and bool(torch.cuda.current_stream(stream.device) != stream)
 
     def wait_for_stream(self) -> None:
         """On CUDA, let work on another stream follow what was put on the training stream."""
