@@ -33,11 +33,12 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def profile_argument(path: str) -> Trace:
     """Read a trace; a profile file is a trace that holds nothing but the profile."""
     # A pipe can be read only once, so it cannot be looked at first.
-    if not Path(path).is_file() or detect(path).name == "json":
+    form = detect(path) if Path(path).is_file() else None
+    if form is None or form.name == "json":
         profile = Profile.load(path)
         return Trace(profile.model, profile)
     with reading_bar() as progress:
-        return read_trace([path], options=TraceOptions(progress=progress))[1]
+        return read_trace([path], form, TraceOptions(progress=progress))[1]
 
 
 def require_kept(output: str | None, read: str) -> None:

@@ -159,25 +159,21 @@ class ShardedDeferral(Deferral):
     def update(self, step: ShardedStep) -> None:
         """Update and send this rank's share, after :meth:`wait_for_sums`; call under the lock."""
         engine = self.engine
-        held = [p for p in self.parameters if step.holds(p) and p.grad is not None]
-        left = {self.index_of[id(parameter)] for parameter in held}
-        changes, self._changes = self._changes, {}
-        own = {i: self.awaits(self.parameters[i]) for i in left}
+        updated = [p for p in self.parameters if step.holds(p) and p.grad is not None]
+        left = {self.index_of[id(parameter)] for parameter in updated}
+        # A gradient that the program has replaced is not changed.
+        changes = {i: c for i, c in self._changes.items() if self.awaits(self.parameters[i])}
+        self._changes = {}
         gradients = [(gradient, None) for gradient in self._gradients.values()]
         with lifted(gradients):
             step.update_rest()
             for message in engine.gathers:
                 now = left.intersection(engine.layout.tensors[message])
                 left -= now
-                updated = {
-                    # A gradient that the program has replaced is not changed.
-                    self.parameters[i]: changes.get(i, ()) if own[i] else ()
-                    for i in sorted(now)
-                }
-                step.update(updated)
+                step.update({self.parameters[i]: changes.get(i, ()) for i in sorted(now)})
                 self._copy(self._own[message], to_bucket=True)
                 engine.load(message)
-        self.defer(step, held)
+        self.defer(step, updated)
 
     @torch.no_grad()
     def _copy(self, places: Iterable[_Place], *, to_bucket: bool) -> None:
