@@ -375,12 +375,12 @@ def remake_reducer(
     ddp.reducer._set_ddp_runtime_logging_sample_rate(sample_every)
 
 
-def caps_for_buckets(ddp: TorchDDP, sizes: Sequence[int]) -> dict[str, Any]:
-    """Return the attributes of DDP with which its reducer makes buckets of these sizes.
+def caps_for_buckets(ddp: TorchDDP, caps: Sequence[int]) -> dict[str, Any]:
+    """Return the attributes of DDP with which its reducer closes buckets that hold these bytes.
 
-    A bucket is closed once it holds at least its cap, so each cap is exactly its bucket's size.
+    Each dtype has buckets of its own, and begins with the first cap.
     """
-    largest, caps = max(sizes), list(sizes)
+    largest, caps = max(caps), list(caps)
     noted: dict[str, Any] = {
         "bucket_bytes_cap": largest,
         "bucket_bytes_cap_list": caps,

@@ -40,7 +40,7 @@ from syncline.train.tuning import Tuning
 from syncline.train.watches import LossWatch
 from tests.clock import added_time
 from tests.train.fault_jobs import error_of
-from tests.train.models import MODELS, Plain
+from tests.train.models import MODELS, Mixed, Plain
 from tests.train.overlap.overlap_plans import Style, plan_of
 from tests.words import assert_tells
 
@@ -502,9 +502,8 @@ def trains_unplannable(kind: str) -> tuple[str, Run]:
     elif kind == "complex halves":
         warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
         module = ComplexHalves()
-    elif kind == "dtypes":
-        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).to(torch.float64))
-        module[1].register_forward_pre_hook(lambda _, args: (args[0].double(),))
+    elif kind == "dtypes in a static graph":
+        module, options, inputs = Mixed(), {"static_graph": True}, batch(0)[0]
     elif kind.endswith("given"):
         tensors = tuple(Tensor(name=name, elements=0) for name in ("none", "nothing"))
         plan = Plan(planner="by hand", model="", workers=2, tensors=tensors, messages=())

@@ -56,4 +56,14 @@ class Unused(nn.Module):
         return self.out(torch.relu(branch(x.flatten(1))))
 
 
-MODELS = {"plain": Plain, "shared": Shared, "unused": Unused}
+class Mixed(Plain):
+    """Weights in bfloat16 between others in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide.to(torch.bfloat16)
+        self.wide.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
+        self.wide.register_forward_hook(lambda *given: given[-1].float())
+
+
+MODELS = {"plain": Plain, "shared": Shared, "unused": Unused, "mixed": Mixed}

@@ -44,13 +44,17 @@ WFBP = {"planner": "wfbp"}
         *first_few(
             [
                 ("plain", "sgd", {"planner": "auto"}),
+                ("mixed", "sgd", {"planner": "merge"}),
                 ("plain", "sgd", {**WFBP, "accumulate": 3}),
                 ("plain", "sgd", {**WFBP, "bf16": True}),
                 ("plain", "sgd", {"planner": "merge", **VIEWS}),
                 ("plain", "sgd", {**WFBP, "static_graph": True}),
                 ("plain", "sgd", {**WFBP, "bucket_cap_mb": 1}),
             ],
-            2,
+            3,
+        ),
+        *first_few(
+            [("mixed", "adamw", {"planner": "auto", **more}) for more in (UNUSED, VIEWS)], 0
         ),
     ],
     ids=str,
@@ -196,7 +200,7 @@ def test_a_wrapper_is_converted(workers: WorkerPool, options: dict[str, object])
     ("kind", "reason"),
     [
         ("sparse", "sparse"),
-        ("dtypes", "several dtypes"),
+        ("dtypes in a static graph", "several dtypes in a static graph"),
         ("complex halves", "complex32"),
         ("no elements", "no gradient has an element"),
         ("no elements, a plan given", "no gradient has an element"),

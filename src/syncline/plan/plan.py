@@ -1,7 +1,8 @@
 """``Plan``: which gradients are exchanged together, and in what order.
 
 A message is a contiguous slice of the gradients in the order in which they become ready, counted in
-elements. The order of the messages is the same on every rank, so ranks need not negotiate.
+elements. Gradients of several dtypes are listed one dtype after another, so that each message holds
+one. The order of the messages is the same on every rank, so ranks need not negotiate.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Plan(Document, frozen=True, kw_only=True):
     planner: str
     model: str
     workers: int
-    tensors: tuple[Tensor, ...]  # in the order in which their gradients become ready
+    tensors: tuple[Tensor, ...]  # in the order in which their gradients become ready, by dtype
     messages: tuple[Message, ...]  # in the order in which they are sent
     wait: Wait = "update"
     in_flight: int = 1
@@ -163,12 +164,21 @@ class Plan(Document, frozen=True, kw_only=True):
                         "can"
                     )
         # Otherwise workers would gather values that differ from the unrounded sums of their owner.
-        payloads = {m.payload for m in self.messages if m.collective != "all-reduce"}
-        if len(payloads) > 1:
+        kinds: tuple[MessageCollective, ...] = ("reduce-scatter", "all-gather")
+        summed_as, gathered_as = (self._payloads(kind) for kind in kinds)
+        if summed_as != gathered_as:
             raise UserError(
-                "plan: reduce-scatters and all-gathers travel as "
-                f"{' and '.join(sorted(payloads))}; let all of them travel alike"
+                "plan: reduce-scatters and all-gathers of the same elements travel as different "
+                "types; let them travel alike"
             )
+
+    def _payloads(self, collective: MessageCollective) -> dict[Payload, list[tuple[int, int]]]:
+        """Return the elements that a collective's messages send as each payload, in order."""
+        spans: dict[Payload, list[tuple[int, int]]] = {}
+        for message in sorted(self.messages, key=lambda m: (m.start, m.stop)):
+            if message.collective == collective and message.start < message.stop:
+                spans.setdefault(message.payload, []).append((message.start, message.stop))
+        return {payload: _joined(some) for payload, some in spans.items()}
 
     def _check_gathering(self) -> None:
         scattered: list[tuple[int, int]] = []

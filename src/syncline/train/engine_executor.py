@@ -55,7 +55,7 @@ class EngineExecutor(Executor):
         finished: Callable[[], None],
     ) -> None:
         layout = BucketLayout.of(plan)
-        super().__init__(wrapped, finished, layout.buckets, layout.bucket_bytes)
+        super().__init__(wrapped, finished, layout.buckets, layout.bucket_caps)
         self._waits_by_need = plan.wait == "need"
         self.defers = self._waits_by_need and wrapped.can_defer
         """Whether the exchange is left running when backward ends; else backward waits for it."""
@@ -148,6 +148,7 @@ class EngineExecutor(Executor):
         def take_bucket(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
             executor = reference()
             assert executor is not None
+            first = executor._first_rounds
             # In the first round of a static graph all buckets come when backward ends, unnumbered.
             unnumbered = not (executor._by_tensor or executor._rounds)
             if executor._backward is not None and (bucket.is_last() or unnumbered):
@@ -156,9 +157,8 @@ class EngineExecutor(Executor):
                 # nested backward pass (reentrant checkpointing) run when the nested pass ends.
                 queue_callback(functools.partial(queue_callback, executor._end))
             if executor._backward == "engine":
-                executor._engine.ready(executor.buckets[bucket.index()])
+                executor._engine.ready(executor.buckets[first.number_of(bucket)])
                 return done(bucket.buffer())
-            first = executor._first_rounds
             if executor._backward == "reducer" and executor._has_final_buckets():
                 first.note(bucket)
             return first.exchange(bucket)

@@ -31,13 +31,14 @@ class Executor:
         wrapped: Wrapped,
         finished: Callable[[], None],
         buckets: Sequence[range] = (),
-        bucket_bytes: Sequence[int] = (),
+        bucket_caps: Sequence[int] = (),
     ) -> None:
         self._wrapped = wrapped
         self._finished = finished
         self.buckets = buckets
         """The range of the plan's tensors in each reducer bucket; empty for DDP's own."""
-        self.bucket_bytes = bucket_bytes
+        self.bucket_caps = bucket_caps
+        """Bytes at which the reducer closes each bucket."""
         self._expected = False  # whether the next backward pass will be exchanged
         self.mixed = False
         """Whether a backward pass without exchange has followed the last exchanged one."""

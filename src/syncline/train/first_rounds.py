@@ -31,6 +31,8 @@ class FirstRounds:
         self._engine: Engine = deferral.engine
         self._compressor = compressor
         self._group = group
+        first = [deferral.parameters[bucket[0]] for bucket in self._engine.layout.buckets]
+        self._number_of = {parameter.dtype: number for number, parameter in enumerate(first)}
         self._held: dict[int, torch.Tensor] = {}
         """Gradients held until the last one, by the index of their tensor."""
         self._futures: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
@@ -40,12 +42,18 @@ class FirstRounds:
         self.mismatch: str | None = None
         self.usable = False  # whether the buckets are final and match the layout
 
+    def number_of(self, bucket: GradBucket) -> int:
+        """Return a bucket's number in the layout; the reducer sends several dtypes in its order."""
+        if len(self._number_of) == 1:
+            return bucket.index()
+        return self._number_of[bucket.buffer().dtype]
+
     def note(self, bucket: GradBucket) -> None:
         """Note a final bucket's content; with the last bucket, compare all with the layout.
 
         The reducer's order is rank 0's, so the answer is the same on every rank.
         """
-        number, elements = bucket.index(), bucket_elements(bucket)
+        number, elements = self.number_of(bucket), bucket_elements(bucket)
         self._seen[number] = [id(p) for p in bucket.parameters()], elements.numel()
         if number < len(self._engine.layout.buckets):
             self._engine.buffers[number] = elements

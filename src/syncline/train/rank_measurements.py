@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from syncline.errors import InternalError, SynclineError, UserError, shortened
 from syncline.plan.network import Network
-from syncline.plan.plan import Message, Plan
+from syncline.plan.plan import Plan
 from syncline.plan.planners.compressed import compressing
+from syncline.plan.planners.dtypes import apart
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.plan.quantities import NS_PER_S
@@ -161,15 +162,11 @@ class RankMeasurements:
         return Profile.from_json(self.shared(build))
 
     def single_message_plan(self) -> Plan:
-        """Return the plan with one message, which needs no measurement."""
+        """Return the plan with one message for each dtype, which needs no measurement."""
         tensors = tuple(reversed(self._job.tensors()))
-        return Plan(
-            planner=Single.NAME,
-            model=type(self._job.module).__name__,
-            workers=self.workers,
-            tensors=tensors,
-            messages=(Message(start=0, stop=sum(t.elements for t in tensors)),),
-        )
+        stops = [sum(tensor.elements for tensor in tensors)]
+        model = type(self._job.module).__name__
+        return apart(Plan.cut(Single.NAME, model, self.workers, tensors, stops))
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
         """Return rank 0's result of ``conclude`` on every rank, or raise on every rank.

@@ -109,7 +109,7 @@ class Reducer:
             )
         else:
             self.executor = ReducerExecutor(wrapped, plan, self._finished, wire=hook, record=record)
-        buckets, sizes = self.executor.buckets, self.executor.bucket_bytes
+        buckets, caps = self.executor.buckets, self.executor.bucket_caps
         take_bucket = self.executor.hook()
         self._order = list(range(len(self._parameters)))
         if plan is not None and wrapped.keeps_first_buckets:
@@ -118,8 +118,8 @@ class Reducer:
             order = [plan.tensors[t].name for bucket in reversed(buckets) for t in bucket]
             position = {id(wrapped.parameters[name]): n for n, name in enumerate(order)}
             self._order.sort(key=lambda index: position[id(self._parameters[index])])
-            sizes = sizes[::-1]
-        changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
+            caps = caps[::-1]
+        changed = {} if plan is None else caps_for_buckets(wrapped.ddp, caps)
         if self.executor.needs_views:
             changed["gradient_as_bucket_view"] = True
         with (

@@ -16,6 +16,7 @@ from syncline.plan.document import Document
 from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
 from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.dtypes import apart
 from syncline.torch_entry import advice, untried
 from syncline.torch_private import (
     TorchDDP,
@@ -216,7 +217,7 @@ def require_given_fits(wrapped: Wrapped, settings: Settings) -> None:
         )
     if profile is not None:
         last = len(profile.gradients) - 1
-        plan = Plan.merging(settings.planner, profile, workers, [last])
+        plan = apart(Plan.merging(settings.planner, profile, workers, [last]))
     if plan is not None:
         require_fitting(plan, wrapped, "given profile" if profile is not None else "given plan")
 
@@ -229,6 +230,13 @@ def require_fitting(plan: Plan, wrapped: Wrapped, what: str) -> None:
             f"the {what} does not fit: {difference}; "
             "profile and plan this model at this worker count again"
         )
+    for index, tensors in enumerate(plan.message_tensors()):
+        dtypes = {plan.tensors[t].dtype for t in tensors}
+        if len(dtypes) > 1:
+            raise MismatchError(
+                f"the {what} does not fit: its messages[{index}] holds gradients of "
+                f"{' and '.join(sorted(dtypes))}, which no collective sums; plan it again"
+            )
 
 
 def require_outermost(wrapped: Wrapped) -> None:

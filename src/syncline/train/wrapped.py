@@ -124,8 +124,15 @@ class Wrapped:
             return reason
         if not any(p.numel() for p in parameters):
             return "no gradient has an element, so there is nothing to exchange"
-        if len({(p.dtype, p.device) for p in parameters}) > 1:
-            return "gradients are of several dtypes or devices, which DDP never merges"
+        if len({p.device for p in parameters}) > 1:
+            return "gradients are on several devices, which DDP never merges"
+        if len({p.dtype for p in parameters}) > 1:
+            if self.ddp.static_graph:
+                return (
+                    "gradients are of several dtypes in a static graph, which reports no single one"
+                )
+            if not all(p.numel() for p in parameters):
+                return "gradients are of several dtypes, and one has no element"
         unknown = {dtype_name(p.dtype) for p in parameters} - BYTES_PER_ELEMENT.keys()
         if unknown:
             return f"gradients have the dtype {unknown.pop()}, which messages cannot have"

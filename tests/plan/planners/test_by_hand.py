@@ -78,8 +78,8 @@ CASES = [
     Case(Horovod(threshold_bytes=11), at_once([1, 2, 1]), [(0, 1), (1, 3), (3, 4)], 5),
     Case(Horovod(threshold_bytes=12), at_once([1, 2, 1]), [(0, 3), (3, 4)], 5),
     Case(Horovod(threshold_bytes=16), at_once([1, 2, 1]), [(0, 4)], 5),
-    # Dtypes are not fused.
-    Case(Horovod(), MIXED, [(0, 3), (3, 4), (4, 5)], 5.5),
+    # A tick fuses each dtype by itself.
+    Case(Horovod(), MIXED, [(0, 4), (4, 5)], 5.5),
     # Without a cycle, what is ready at once is fused.
     Case(Horovod(cycle_s=0), chain([1, 0, 1], [1, 2, 1], [0, 0, 0]), [(0, 3), (3, 4)], 5),
     Case(Overlap(), at_once([0, 0]), [(0, 0)], 1),

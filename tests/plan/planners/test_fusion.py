@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,29 +27,51 @@ FREE = Network.line(workers=2, a_s=0, b_s_per_byte=0)
 counts = st.lists(st.integers(0, 300), min_size=1, max_size=40)
 
 
-def torchs_buckets(elements: list[int], first_bytes: int, bucket_bytes: int) -> list[int]:
-    """Return the last tensor of each bucket that the reducer makes."""
+def require_torchs_buckets(planner: Ddp, elements: list[int], dtypes: list[str]) -> None:
+    """Require the buckets that the reducer makes of gradients that become ready in this order."""
     torch, dist = (pytest.importorskip(name) for name in ("torch", "torch.distributed"))
-    tensors = [torch.empty(count, device="meta") for count in elements]
-    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, [first_bytes, bucket_bytes])
-    assert [i for bucket in buckets for i in bucket] == list(range(len(elements)))
-    return [bucket[-1] for bucket in buckets]
+    order = range(len(elements))
+    given = [
+        torch.empty(elements[i], dtype=getattr(torch, dtypes[i]), device="meta") for i in order
+    ]
+    caps = [planner.first_bucket_bytes, planner.bucket_bytes]
+    if planner.from_the_last:  # with the parameters in their own order
+        made, _ = dist._compute_bucket_assignment_by_size(given[::-1], caps)
+        made = [[len(elements) - 1 - i for i in reversed(bucket)] for bucket in reversed(made)]
+    else:
+        made, _ = dist._compute_bucket_assignment_by_size(
+            given, caps, [False for _ in order], order
+        )
+    profile = some.profile_of([1 for _ in order], elements)
+    gradients = (
+        msgspec.structs.replace(g, dtype=d) for g, d in zip(profile.gradients, dtypes, strict=True)
+    )
+    plan = planner.plan(msgspec.structs.replace(profile, gradients=tuple(gradients)), FREE)
+    found = [[plan.tensors[t].name for t in tensors] for tensors in plan.message_tensors()]
+    # A tensor without elements is counted with the message that holds the element before it.
+    whole = [[name for name in names if elements[int(name[1:])]] for names in found]
+    wanted = [[profile.gradients[i].name for i in bucket if elements[i]] for bucket in made]
+    assert list(filter(None, whole)) == list(filter(None, wanted))
 
 
 @some.many
-@given(counts, st.integers(1, 1500), st.integers(1, 4000))
-def test_the_buckets_are_torchs(elements: list[int], first: int, cap: int) -> None:
-    profile = some.profile_of([1] * len(elements), elements)
-    ours = Ddp(first_bucket_bytes=first, bucket_bytes=cap).last_tensors(profile, FREE)
-    assert ours == torchs_buckets(elements, first, cap)
+@given(counts, st.integers(1, 1500), st.integers(1, 4000), st.booleans(), st.data())
+def test_the_buckets_are_torchs(
+    elements: list[int], first: int, cap: int, from_the_last: bool, data: st.DataObject
+) -> None:
+    dtype = st.sampled_from(
+        data.draw(st.sampled_from([["float32"], ["float32", "bfloat16", "float64"]]))
+    )
+    dtypes = [data.draw(dtype) for _ in elements]
+    planner = Ddp(first_bucket_bytes=first, bucket_bytes=cap, from_the_last=from_the_last)
+    require_torchs_buckets(planner, elements, dtypes)
 
 
 @some.few
 @given(st.lists(st.integers(0, 1 << 23), min_size=1, max_size=40))
 def test_the_default_caps_are_torchs(elements: list[int]) -> None:
-    profile = some.profile_of([1] * len(elements), elements)
+    require_torchs_buckets(Ddp(), elements, ["float32" for _ in elements])
     first = pytest.importorskip("torch.distributed")._DEFAULT_FIRST_BUCKET_BYTES
-    assert Ddp().last_tensors(profile, FREE) == torchs_buckets(elements, first, 25 << 20)
     assert (first, 25 << 20) == (DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES)
 
 

@@ -45,6 +45,17 @@ def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) ->
         assert run.sent.sent_bytes < run.sent.steps * run.sent.gradient_bytes / 2
 
 
+@pytest.mark.parametrize("kind", first_few(["int8", "overlap", "model", "bfloat16", "float16"], 2))
+def test_only_float32_is_compressed(workers: WorkerPool, kind: str) -> None:
+    given, overlap = KINDS[kind]
+    found = workers.run(jobs.trained, 2, given, "mixed", 6, overlap)
+    assert_alike(found)
+    plan = Plan.from_json(found[0]["plan"])
+    for message, tensors in zip(plan.messages, plan.message_tensors(), strict=True):
+        (dtype,) = {plan.tensors[t].dtype for t in tensors}
+        assert (message.payload == "dense") == (dtype == "bfloat16")
+
+
 @pytest.mark.parametrize(
     "kind", first_few(["overlap", "int8", "layer", "message", "model", "bfloat16"], 2)
 )

@@ -44,7 +44,7 @@ def test_buckets_hold_whole_tensors_in_order_and_no_more_than_needed(plan: Plan)
     """A bucket ends with a tensor that has elements, wherever no message goes on."""
     layout, ends = BucketLayout.of(plan), ends_of(plan)
     assert [t for bucket in layout.buckets for t in bucket] == list(range(len(plan.tensors)))
-    for bucket, size in zip(layout.buckets, layout.bucket_bytes, strict=True):
+    for bucket, size in zip(layout.buckets, layout.bucket_caps, strict=True):
         assert size == sum(plan.tensors[t].size_bytes for t in bucket)
     crossed = {end for message in plan.messages for end in range(message.start + 1, message.stop)}
     firsts = {bucket[0] for bucket in layout.buckets}

@@ -21,7 +21,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from tests.train.overlap.loop import STATIC, UNUSED
 from tests.train.overlap.overlap_blind_spots import BY_CPP
-from tests.train.overlap.overlap_models import CLASSES, FEATURES, Net, loss_of
+from tests.train.overlap.overlap_models import Net, loss_of
 from tests.train.overlap.overlap_modules import (
     Attending,
     Branching,
@@ -30,6 +30,7 @@ from tests.train.overlap.overlap_modules import (
     Convolutions,
     Odd,
     Rotation,
+    SeveralTypes,
     Tied,
 )
 from tests.train.overlap.overlap_optimizers import PLAIN, Dropping
@@ -45,17 +46,6 @@ class Model(NamedTuple):
     make: Callable[[], nn.Module]
     arguments: dict[str, Any] = {}  # noqa: RUF012 - never changed
     optimizers: tuple[str, ...] = tuple(PLAIN)
-
-
-class SeveralTypes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(FEATURES, 16)
-        self.middle = nn.Linear(16, 16, dtype=torch.float64)
-        self.leave = nn.Linear(16, CLASSES, dtype=torch.bfloat16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.leave(torch.tanh(self.middle(self.enter(x).double())).bfloat16()).float()
 
 
 COMPLEX = ("SGD", "SGD, momentum, weight decay", "Adam", "AdamW", "RMSprop", "Adagrad")

@@ -18,8 +18,19 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from syncline.plan.profile import Norm
-from tests.train.overlap.loop import ADAM, MOMENTUM, SHARES, STATIC, Loop, Make, no_shards, refused
+from tests.train.overlap.loop import (
+    ADAM,
+    MOMENTUM,
+    ROUNDS,
+    SHARES,
+    STATIC,
+    Loop,
+    Make,
+    no_shards,
+    refused,
+)
 from tests.train.overlap.overlap_models import Net, batch, loss_of
+from tests.train.overlap.overlap_modules import SeveralTypes
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 from tests.train.overlap.parts import (
     Training,
@@ -228,6 +239,9 @@ CLIPPING = {
     "`clip_grad_norm_` with `foreach=False`": clipping(partial(clip, foreach=False)),
     "`clip_grad_norm_` of the 1-norm": clipping(partial(clip, norm_type=1), norm="1"),
     "`clip_grad_norm_` of the max norm": clipping(partial(clip, norm_type="inf"), norm="inf"),
+    "`clip_grad_norm_`, gradients of several dtypes": replace(
+        clipping(clip), model=SeveralTypes, sharded=ROUNDS
+    ),
     "`error_if_nonfinite`": clipping(partial(clip, error_if_nonfinite=True)),
     "`get_total_norm` and `clip_grads_with_norm_`, logged": clipping(clip_in_two_calls),
     "clipping the norm of each group of parameters": clipping(clip_by_group),

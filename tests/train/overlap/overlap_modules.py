@@ -259,6 +259,18 @@ class Converted(Net):
         return super().forward(x.to(self.enter.weight.dtype))
 
 
+class SeveralTypes(nn.Module):
+    def __init__(self, leave: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FEATURES, 16)
+        self.middle = nn.Linear(16, 16, dtype=torch.float64)
+        self.leave = nn.Linear(16, CLASSES, dtype=leave)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.middle(self.enter(x).double()))
+        return self.leave(hidden.to(self.leave.weight.dtype)).float()
+
+
 class Rotation(nn.Module):
     """Complex layers between real inputs and outputs, with zeros among the gradients."""
 
@@ -425,6 +437,14 @@ SCENARIOS = {
     "an `autograd.Function` given another module's weight": Loop(model=Own),
     "weights changed by the forward pass itself": Loop(model=Clamping),
     "a model in bfloat16": Loop(sharded=ROUNDS, model=lambda: Converted(torch.bfloat16)),
+    "gradients of several dtypes": Loop(sharded=ROUNDS, model=SeveralTypes),
+    "gradients in float32 and float64": Loop(model=partial(SeveralTypes, torch.float32)),
+    "the same with `find_unused_parameters=True`": Loop(
+        model=partial(SeveralTypes, torch.float32), ddp=UNUSED
+    ),
+    "gradients of several dtypes in a static graph": Loop(
+        SYNCHRONOUS, REFUSED, model=SeveralTypes, ddp=STATIC
+    ),
     "a model in float64": Loop(model=lambda: Converted(torch.float64)),
     "complex parameters": Loop(model=Rotation),
     "complex parameters in double precision, with Adam": Loop(

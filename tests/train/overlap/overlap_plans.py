@@ -14,6 +14,7 @@ from torch import nn
 
 from syncline.plan.plan import Message, Plan, Tensor, Wait
 from syncline.plan.planners.compressed import compressed
+from syncline.plan.planners.dtypes import apart
 from syncline.plan.profile import Norm
 from syncline.plan.recipe import Rounded
 from syncline.train.measure.profiler import dtype_name
@@ -88,6 +89,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         in_flight=style.in_flight,
         norm=style.norm if style.wait == "need" else None,
     )
+    plan = apart(plan)
     return plan if style.wire is None else compressed(plan, style.wire)
 
 

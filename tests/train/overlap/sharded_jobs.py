@@ -157,9 +157,9 @@ def refusals(folder: str) -> None:
     refused("called twice", model.overlap, optimizer, shard=True)
     other = torch.optim.SGD(net.parameters())
     refused("all optimizers of a model are sharded, or none", model.overlap, other)
-    mixed = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
-    unplanned, adamw = DistributedDataParallel(mixed, cache=False), torch.optim.AdamW
-    refused("several dtypes", unplanned.overlap, adamw(mixed.parameters()), shard=True)
+    sparse = nn.Embedding(2, 2, sparse=True)
+    unplanned, adamw = DistributedDataParallel(sparse, cache=False), torch.optim.AdamW
+    refused("are sparse", unplanned.overlap, adamw(sparse.parameters()), shard=True)
 
 
 def measured_and_planned(steps: int) -> dict[str, Any]:

@@ -50,6 +50,7 @@ ROUNDED = first_few(
     [
         [
             "`clip_grad_norm_`",
+            "gradients of several dtypes",
             "gradient accumulation without `no_sync`",
             "unused parameters, other ones on every rank (`find_unused_parameters=True`)",
             "a language model's script (nanoGPT): `require_backward_grad_sync`, clipping, "

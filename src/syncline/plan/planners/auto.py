@@ -50,7 +50,7 @@ def suggestion(
     if found[best] <= 0:
         return None
     rounded_s: dict[Rounded, float] = {}
-    if all(gradient.dtype == "float32" for gradient in profile.gradients):
+    if any(gradient.dtype == "float32" for gradient in profile.gradients):
         planner = Overlap() if defers else Merge()
         for wire in ("bfloat16", "int8"):
             rounded = planned_in(planner, profile, network, wire)
@@ -168,6 +168,6 @@ class Auto(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "auto"
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
+    def arrange(self, profile: Profile, network: Network) -> Plan:
         """Return the chosen plan, under the name of the planner that made it."""
         return choose(profile, network).plan

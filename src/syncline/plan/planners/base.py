@@ -9,6 +9,7 @@ from syncline.errors import UserError
 from syncline.plan.document import Value
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
+from syncline.plan.planners.dtypes import of_one_dtype
 from syncline.plan.profile import Profile
 
 
@@ -21,9 +22,13 @@ class Planner(Value, frozen=True, kw_only=True):
 
     NAME: ClassVar[str]
 
-    @abstractmethod
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
+        return of_one_dtype(self.arrange(profile, network), profile, network)
+
+    @abstractmethod
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         raise NotImplementedError
 
     def require_at_least(self, least: int, *settings: str) -> None:
@@ -36,8 +41,8 @@ class Planner(Value, frozen=True, kw_only=True):
 class MergingPlanner(Planner, frozen=True, kw_only=True):
     """A planner that sends whole tensors in the order in which they become ready."""
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         return Plan.merging(
             self.NAME, profile, network.workers, self.last_tensors(profile, network)
         )

@@ -47,7 +47,7 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
         """Messages that may be in flight at once."""
         return -(-self.credit_elements // self.partition_elements)
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         cut = slices(profile, self.partition_elements, self.NAME)
         return plan_by_urgency(self.NAME, profile, network, cut, in_flight=self.in_flight)

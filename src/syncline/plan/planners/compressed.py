@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from syncline.errors import UserError
 from syncline.plan.network import Network
-from syncline.plan.plan import Message, MessageCollective, Payload, Plan
+from syncline.plan.plan import Message, MessageCollective, Payload, Plan, Tensor
 from syncline.plan.planners.base import Planner
 from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.dtypes import of_one_dtype
 from syncline.plan.planners.overlap import candidates
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.prediction import Comparison
@@ -53,9 +54,9 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    In 8 bits all-reduces are decoupled. Sparse messages hold whole tensors (:func:`uncut`); those
-    of tensors that the recipe exchanges whole stay dense. Raise UserError if the recipe selects
-    from the whole model, and the plan has several messages.
+    Only float32 is compressed. In 8 bits all-reduces are decoupled. Sparse messages hold whole
+    tensors (:func:`uncut`); those of tensors that the recipe exchanges whole stay dense. Raise
+    UserError if the recipe selects from the whole model, and the plan has several sparse messages.
     """
     if plan.is_lossy:
         payloads = {m.payload for m in plan.messages} - {"dense"}
@@ -69,25 +70,29 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
     name = f"{plan.planner}+{compression_name(compression)}"
     if not isinstance(compression, Recipe):
         messages = decoupled(plan.messages) if compression == "int8" else plan.messages
-        rounded = (msgspec.structs.replace(m, payload=compression) for m in messages)
-        return msgspec.structs.replace(plan, planner=name, messages=tuple(rounded))
-    whole = uncut(plan)
-    if compression.unit == "model" and len(whole.messages) > 1:
+        whole = msgspec.structs.replace(plan, planner=name, messages=tuple(messages))
+        return _with_payload(whole, compression, lambda _: False)
+    whole = msgspec.structs.replace(uncut(plan), planner=name)
+    sparse = _with_payload(whole, "sparse", lambda t: compression.is_dense(t.name, t.elements))
+    count = sum(message.payload == "sparse" for message in sparse.messages)
+    if compression.unit == "model" and count > 1:
         raise UserError(
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
-            f"message; this plan has {len(whole.messages)}: take the planner 'single'"
+            f"message; this plan has {count}: take the planner 'single'"
         )
+    return sparse
 
-    def payload(tensors: range) -> Payload:
+
+def _with_payload(plan: Plan, payload: Payload, is_dense: Callable[[Tensor], bool]) -> Plan:
+    """Return the plan with messages of a payload, except for those whose tensors are dense."""
+
+    def payload_of(tensors: range) -> Payload:
         members = (plan.tensors[index] for index in tensors)
-        dense = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
-        return "dense" if dense else "sparse"
+        return "dense" if all(t.dtype != "float32" or is_dense(t) for t in members) else payload
 
-    sparse = tuple(
-        msgspec.structs.replace(message, payload=payload(tensors))
-        for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
-    )
-    return msgspec.structs.replace(whole, planner=name, messages=sparse)
+    messages = zip(plan.messages, plan.message_tensors(), strict=True)
+    paid = (msgspec.structs.replace(m, payload=payload_of(tensors)) for m, tensors in messages)
+    return msgspec.structs.replace(plan, messages=tuple(paid))
 
 
 def decoupled(messages: Iterable[Message], *, at_once: bool = False) -> list[Message]:
@@ -108,11 +113,11 @@ def decoupled(messages: Iterable[Message], *, at_once: bool = False) -> list[Mes
 
 
 def planned_in(planner: Planner, profile: Profile, network: Network, wire: Rounded) -> Plan:
-    """Return a planner's plan of messages that travel in 16 or 8 bits."""
-    narrow = planner.plan(with_wire(profile, wire), network.casting(wire))
+    """Return a planner's plan of messages of which those of float32 travel in 16 or 8 bits."""
     own = {gradient.name: gradient.dtype for gradient in profile.gradients}
+    narrow = planner.plan(with_wire(profile, wire, only="float32"), network.casting(wire))
     tensors = tuple(msgspec.structs.replace(t, dtype=own[t.name]) for t in narrow.tensors)
-    narrow = msgspec.structs.replace(narrow, tensors=tensors)
+    narrow = of_one_dtype(msgspec.structs.replace(narrow, tensors=tensors), profile, network)
     if wire != "int8":
         return compressed(narrow, wire)
     # An all-gather after the next sum hides a latency; one right away may use an idle channel.

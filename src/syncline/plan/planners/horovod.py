@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import ClassVar
 
 from syncline.errors import UserError
@@ -42,9 +41,9 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
 class Horovod(Planner, frozen=True, kw_only=True):
     """At every tick, fuse what has become ready since the last, up to a threshold.
 
-    Successive tensors of one dtype join a message while it stays within the threshold; the rest of
-    a tick's tensors form further messages at that tick. Ticks are counted from the start of the
-    iteration. The update waits for all messages.
+    Successive tensors join a message while it stays within the threshold; the rest of a tick's
+    tensors form further messages at that tick. Ticks are counted from the start of the iteration.
+    The update waits for all messages.
 
     Args:
         cycle_s: seconds between two ticks; 0: tensors leave as soon as they are ready.
@@ -68,28 +67,23 @@ class Horovod(Planner, frozen=True, kw_only=True):
             )
         self.require_at_least(0, "threshold_bytes")
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
-        starts = itertools.accumulate((g.elements for g in profile.gradients), initial=0)
-        dtype_at = {
-            s: g.dtype for s, g in zip(starts, profile.gradients, strict=False) if g.elements
-        }
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         ready_ns = profile.ready_ns()
         cycle_ns = round(self.cycle_s * NS_PER_S)
         messages: list[Message] = []
         held_bytes = 0
-        latest: tuple[int, str] | None = None  # tick and dtype of the last message
+        latest_ns = -1  # tick of the last message
         for tensor in whole_tensors(profile):
             own_ns = ready_ns[tensor.tensor]
             tick_ns = -(-own_ns // cycle_ns) * cycle_ns if cycle_ns else own_ns
             start = tensor.start
             held_bytes += tensor.size_bytes
-            kind = tick_ns, dtype_at.get(start, "")
-            if kind == latest and held_bytes <= self.threshold_bytes:
+            if tick_ns == latest_ns and held_bytes <= self.threshold_bytes:
                 start = messages.pop().start
             else:
                 held_bytes = tensor.size_bytes
             delay_s = (tick_ns - own_ns) / NS_PER_S
             messages.append(Message(start=start, stop=tensor.stop, delay_s=delay_s))
-            latest = kind
+            latest_ns = tick_ns
         return plan_of(self.NAME, profile, network.workers, messages, wait="update")

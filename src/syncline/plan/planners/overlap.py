@@ -14,6 +14,7 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Message, Plan
 from syncline.plan.planners.base import Planner
 from syncline.plan.planners.decoupled import plan_decoupled
+from syncline.plan.planners.dtypes import of_one_dtype
 from syncline.plan.planners.slices import plan_of
 from syncline.plan.planners.table import CANDIDATES, PUBLISHED
 from syncline.plan.profile import Profile
@@ -136,11 +137,11 @@ class Overlap(Planner, frozen=True, kw_only=True):
             )
         self.require_at_least(0, "budget")
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         if network.density is not None and self.in_flight > 1:
             # Sparse messages travel one at a time.
-            return msgspec.structs.replace(self, in_flight=1).plan(profile, network)
+            return msgspec.structs.replace(self, in_flight=1).arrange(profile, network)
         others = list(_plans(profile, network))
         contention = network.contention_under(by_need=True)
         per_message_s = contention.per_message_s
@@ -178,6 +179,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
                 compared.append(other)
         if profile.sharded:
             compared = [plan.in_shards() for plan in compared if plan.wait == "need"]
+        compared = [of_one_dtype(plan, profile, network) for plan in compared]
         best = min(
             compared,
             key=lambda p: (
@@ -243,7 +245,7 @@ def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planne
 def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
     for planner in PUBLISHED:
         try:
-            yield planner.plan(profile, network)
+            yield planner.arrange(profile, network)
         except UserError:  # a planner that cannot plan this offers no seed
             continue
 

@@ -29,7 +29,7 @@ class P3(Planner, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require_at_least(1, "slice_elements")
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         cut = slices(profile, self.slice_elements, self.NAME)
         return plan_by_urgency(self.NAME, profile, network, cut)

@@ -55,8 +55,8 @@ class Pace(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "pace"
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         groups = self.groups(profile, network)
         return plan_of(self.NAME, profile, network.workers, _pieces(groups, network, profile))
 

@@ -23,6 +23,6 @@ class TicTac(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "tictac"
 
-    def plan(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan for one iteration of ``profile`` on ``network``."""
+    def arrange(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan, whose messages may hold several dtypes."""
         return plan_by_urgency(self.NAME, profile, network, whole_tensors(profile))

@@ -174,7 +174,7 @@ def communication_bound_s(
     least_s = 0.0
     if plan.wire is not None:
         # Messages in another type cost at least as much as in this one without casts.
-        profile = with_wire(profile, plan.wire)
+        profile = with_wire(profile, plan.wire, only="float32")
         network = network.casting(plan.wire) if all(m.wire for m in plan.messages) else network
     network = _cheapest_of_both(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import msgspec
@@ -16,18 +17,25 @@ from syncline.plan.simulator.strategy import Strategy
 SLOWEST_SCALE = 1000.0  # largest factor on computing, and its inverse
 
 
-def with_wire(profile: Profile, dtype: str) -> Profile:
-    """Return the profile with gradients that travel in another type; conversion takes no time."""
+def with_wire(profile: Profile, dtype: str, *, only: str | None = None) -> Profile:
+    """Return the profile with gradients that travel in another type; conversion takes no time.
+
+    With ``only``, those of that dtype.
+    """
     bytes_per_element(dtype)  # raises for an unknown type
-    for gradient in profile.gradients:
+    changed = [g.dtype != dtype and only in (None, g.dtype) for g in profile.gradients]
+    for gradient in itertools.compress(profile.gradients, changed):
         if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
             raise UserError(
                 f"gradient {quoted(gradient.name)} is {gradient.dtype} and cannot travel as "
                 f"{dtype}; leave --wire out"
             )
-    if all(gradient.dtype == dtype for gradient in profile.gradients):
+    if not any(changed):
         return profile
-    gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
+    gradients = tuple(
+        msgspec.structs.replace(g, dtype=dtype) if changes else g
+        for g, changes in zip(profile.gradients, changed, strict=True)
+    )
     # The baseline was measured with the original gradients.
     return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
 

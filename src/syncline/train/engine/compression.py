@@ -66,10 +66,10 @@ class _Rounding:
     def count(self, plan: Plan) -> None:
         """Count a step under a plan."""
         self.step += 1
-        sizes = zip(plan.messages, plan.message_bytes(), strict=True)
-        summed = sum(size for message, size in sizes if message.collective != "all-gather")
-        exponents = summed // int8.BLOCK if self._compression == "int8" else 0
-        self.sent_bytes += ring_bytes(summed + exponents, plan.workers)
+        for message, size in zip(plan.messages, plan.message_bytes(), strict=True):
+            if message.collective != "all-gather":
+                exponents = size // int8.BLOCK if message.wire == "int8" else 0
+                self.sent_bytes += ring_bytes(size + exponents, plan.workers)
 
     def state_dict(self) -> dict[str, Any]:
         if self.residuals is None:
@@ -152,6 +152,8 @@ class Compressing:
         group: dist.ProcessGroup,
     ) -> None:
         self.compression = compression
+        self._gradient_bytes = sum(p.nbytes for p in parameters.values())
+        parameters = of_float32(parameters)
         self._parameters = dict(parameters)
         self._session: Session | None = None  # the session of a sparse exchange; None otherwise
         self._exchange: Session | _Rounding
@@ -175,12 +177,12 @@ class Compressing:
         return Compressor(plan, self._session)
 
     def residual_for(self, plan: Plan) -> torch.Tensor | None:
-        """Return the residuals of a plan in 8 bits, in its order; None for other plans."""
+        """Return the residuals of a plan's float32 in 8 bits, in its order; None for others."""
         if plan.wire != "int8":
             return None
         assert self._residuals is not None
         self._keep_residuals()
-        return self._residuals.together([tensor.name for tensor in plan.tensors])
+        return self._residuals.together([t.name for t in plan.tensors if t.dtype == "float32"])
 
     @property
     def _residuals(self) -> Residuals | None:
@@ -210,7 +212,7 @@ class Compressing:
         return Sent(
             steps=self._exchange.step - self._first_step,
             sent_bytes=self._exchange.sent_bytes,
-            gradient_bytes=sum(p.nbytes for p in self._parameters.values()),
+            gradient_bytes=self._gradient_bytes,
         )
 
     def follow(self, scaler: Scaler) -> None:
@@ -301,6 +303,11 @@ class Compressing:
         return decided, None if plan is None else Plan.from_json(plan)
 
 
+def of_float32(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the parameters whose gradients are compressed; others travel as they are."""
+    return {name: p for name, p in parameters.items() if p.dtype == torch.float32}
+
+
 def _remove(takers: dict[str, RemovableHandle]) -> None:
     take_off(list(takers.values()))
     takers.clear()
@@ -340,6 +347,6 @@ def require_compression(
         )
     ignored = ignored_by_ddp(module)
     exchanged = {name: p for name, p in trainable_parameters(module).items() if name not in ignored}
-    require_exchangeable(exchanged, module)
+    require_exchangeable(of_float32(exchanged) or exchanged, module)
     if plan is not None:
         compressed(plan, compression)

@@ -23,11 +23,12 @@ class BucketLayout:
     """Buckets that hold whole tensors and whole messages, and each message's place in them.
 
     A message is a contiguous slice of the gradients, a bucket a contiguous buffer of whole tensors.
-    Buckets are as small as both allow, since the reducer reports only full ones.
+    Buckets are as small as both allow, since the reducer reports only full ones. But it has one
+    list of caps for all dtypes: if there are several, each has a single bucket.
     """
 
     buckets: tuple[range, ...]  # the tensors of each bucket, as indices into the plan's
-    bucket_bytes: tuple[int, ...]
+    bucket_caps: tuple[int, ...]  # bytes at which DDP closes each bucket
     places: tuple[BucketSlice, ...]  # of each message
     tensors: tuple[range, ...]  # of each message: the tensors that must be ready to send it
     touching: tuple[tuple[int, ...], ...]  # of each tensor: the messages that hold some of it
@@ -38,7 +39,13 @@ class BucketLayout:
     def of(cls, plan: Plan) -> Self:
         """Lay out a plan's messages; O(tensors + messages log messages)."""
         tensors = plan.message_tensors()
-        buckets = _runs([tensor.elements for tensor in plan.tensors], tensors)
+        by_dtype = itertools.groupby(range(len(plan.tensors)), lambda t: plan.tensors[t].dtype)
+        kinds = [list(run) for _, run in by_dtype]
+        if len(kinds) > 1:
+            buckets = tuple(range(run[0], run[-1] + 1) for run in kinds)
+        else:
+            buckets = _runs([tensor.elements for tensor in plan.tensors], tensors)
+        sizes = [sum(plan.tensors[t].size_bytes for t in bucket) for bucket in buckets]
         bucket_of = {tensor: number for number, run in enumerate(buckets) for tensor in run}
         first_element = [0, *itertools.accumulate(t.elements for t in plan.tensors)]
         places = []
@@ -46,13 +53,15 @@ class BucketLayout:
         for number, (message, members) in enumerate(zip(plan.messages, tensors, strict=True)):
             bucket = bucket_of[members[0]] if members else 0
             offset = first_element[buckets[bucket][0]]
+            filling = (t for t in members if plan.tensors[t].elements)
+            assert all(t in buckets[bucket] for t in filling), "a message of several dtypes"
             places.append(BucketSlice(bucket, message.start - offset, message.stop - offset))
             for tensor in members:
                 touching[tensor].append(number)
         final = {n for n, m in enumerate(plan.messages) if m.collective != "reduce-scatter"}
         return cls(
             buckets=buckets,
-            bucket_bytes=tuple(sum(plan.tensors[t].size_bytes for t in b) for b in buckets),
+            bucket_caps=tuple(sizes if len(kinds) == 1 else [max(sizes)] * len(sizes)),
             places=tuple(places),
             tensors=tensors,
             touching=tuple(map(tuple, touching)),
@@ -95,12 +104,14 @@ def needs_engine(plan: Plan) -> bool:
     """Say whether a plan needs more than DDP's reducer can do by itself.
 
     The reducer all-reduces buckets of whole tensors one after the other, in the order in which
-    gradients become ready, and ``backward`` waits for all of them.
+    gradients become ready, and ``backward`` waits for all of them. Those of several dtypes cannot
+    be chosen.
     """
     ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
     return (
         plan.wait == "need"
         or plan.is_lossy
+        or len({tensor.dtype for tensor in plan.tensors}) > 1
         or plan.in_flight > 1
         or any(m.collective != "all-reduce" or m.delay_s > 0 for m in plan.messages)
         or any(not {m.start, m.stop} <= ends for m in plan.messages)

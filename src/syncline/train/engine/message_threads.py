@@ -8,6 +8,7 @@ completer through ``_issued_queue``. See :mod:`.engine` for what runs in which t
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import queue
 import threading
@@ -90,7 +91,9 @@ class MessageThreads:
         self._desync_numbers: tuple[int, ...] = ()
         self._transport = transport
         self._compressor = compressor
-        self._residual = residual  # of a plan in int8: its rounding errors, in the plan's order
+        self._residual = residual  # of a plan in int8: what rounding has lost of its float32
+        others = itertools.takewhile(lambda tensor: tensor.dtype != "float32", plan.tensors)
+        self._residual_start = sum(tensor.elements for tensor in others)
         self._process = os.getpid()
         self._shares = shares_of(plan)
         self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
@@ -349,7 +352,8 @@ class MessageThreads:
         wire = elements.dtype if message.wire is None else getattr(torch, message.wire)
         if message.wire == "int8":
             assert self._residual is not None
-            residual = self._residual[message.start : message.stop]
+            start = self._residual_start
+            residual = self._residual[message.start - start : message.stop - start]
         shares, normed = self._shares[number], self.plan.norm is not None
         return Slice(elements, wire, message.collective, shares, residual, normed)
 

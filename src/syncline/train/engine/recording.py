@@ -61,12 +61,16 @@ BucketHook = Callable[[object, GradBucket], Future[torch.Tensor]]
 
 
 def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
-    """Return torch's communication hook for a 16-bit type; otherwise, what DDP does by default."""
+    """Return torch's communication hook for a 16-bit type; otherwise, what DDP does by default.
+
+    The hook is for float32 alone: a plan does not round gradients of other dtypes either.
+    """
 
     def exchange(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
-        if wire == "bfloat16":
+        chosen = wire if bucket.buffer().dtype == torch.float32 else None
+        if chosen == "bfloat16":
             return default_hooks.bf16_compress_hook(group, bucket)
-        if wire == "float16":
+        if chosen == "float16":
             return default_hooks.fp16_compress_hook(group, bucket)
         scale(bucket, group)
         return sum_then(bucket, group, lambda future: future.value()[0])

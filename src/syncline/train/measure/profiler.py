@@ -243,15 +243,13 @@ def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
     first = next(iter(parameters.values()))
     if first.device.type != "cpu":
         return 0.0
-    flat = torch.empty(sum(p.numel() for p in parameters.values()), dtype=first.dtype)
-    copies = [
-        torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters.values()
-    ]
-    parts = flat.split([copy.numel() for copy in copies])
+    size_bytes = [p.numel() * p.element_size() for p in parameters.values()]
+    buckets = torch.empty(sum(size_bytes), dtype=torch.uint8)
+    copies = [torch.empty_like(part) for part in buckets.split(size_bytes)]
 
     def unpack() -> None:
-        for copy, part in zip(copies, parts, strict=True):
-            copy.view(-1).copy_(part)
+        for copy, part in zip(copies, buckets.split(size_bytes), strict=True):
+            copy.copy_(part)
 
     return median(timeit.repeat(unpack, number=1, repeat=3)[1:])
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from syncline.errors import UserError
 from syncline.plan.plan import Plan, Tensor
+from syncline.plan.planners.dtypes import apart
 from syncline.torch_private import all_gather_base
 from syncline.train.engine.dense_transport import places_in
 from syncline.train.engine.layout import even_part, sum_shares
@@ -61,7 +62,7 @@ class Sharding:
                 )
         total = sum(tensor.elements for tensor in tensors)
         stops = [*range(BLOCK_ELEMENTS, total, BLOCK_ELEMENTS), total]
-        self._share_out(Plan.cut("", "", self._workers, tuple(tensors), stops))
+        self._share_out(apart(Plan.cut("", "", self._workers, tuple(tensors), stops)))
 
     def _share_out(self, plan: Plan) -> None:
         """Give each rank its share of every all-reduce or reduce-scatter of a plan."""
