@@ -1,14 +1,16 @@
 """Frameworks with Syncline's adapters beside the same frameworks with DDP.
 
 Emulated hosts train a small transformer with real computing, in turns: Lightning with validation
-and clipping, the Hugging Face Trainer with its defaults, and the loop of nanoGPT. By default there
-are as many hosts as cores, and the links have a rate at which exchange and computing take about
-equally long. One measured run makes the plan of each framework; the timed runs begin with it.
+and clipping, the Hugging Face Trainer with its defaults, and the loop of nanoGPT; in ``mixed`` the
+latter with weights in bfloat16 and norms in float32. By default there are as many hosts as cores,
+and the links have a rate at which exchange and computing take about equally long. One measured run
+makes the plan of each framework; the timed runs begin with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -40,7 +42,7 @@ DEADLINE_S = 900.0
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS, choices=FRAMEWORKS)
+    parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS, choices=TRAINED)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rate", default="150mbit")
     parser.add_argument("--rounds", type=int, default=5)
@@ -57,6 +59,7 @@ def main() -> None:
             rows[framework] = contest(bed, framework, arguments)
     settings = {"hosts": arguments.hosts, "rate": arguments.rate, "steps": arguments.steps}
     name = "frameworks" if arguments.hosts == 2 else f"frameworks_{arguments.hosts}_hosts"
+    name += "_mixed" if arguments.frameworks == ["mixed"] else ""
     save(name, {"settings": settings, "rows": rows}, module="frameworks")
 
 
@@ -119,8 +122,7 @@ def work(framework: str, kind: str, steps: int, folder: Path) -> None:
     options: dict[str, Any] = {"cache": False}
     if kind == "planned":
         options = {"plan": Plan.load(folder / "report" / "plan.json"), "check": False}
-    train = {"lightning": lightning, "transformers": transformers, "nanogpt": nanogpt}[framework]
-    ends_s, loss, report = train(kind != "stock", options, steps, folder)
+    ends_s, loss, report = TRAINED[framework](kind != "stock", options, steps, folder)
     if os.environ["RANK"] == "0":
         step_s = median([b - a for a, b in pairwise(ends_s[WARM_UP:])])
         (folder / f"{kind}.json").write_text(json.dumps({"step_s": step_s, "loss": loss}))
@@ -128,12 +130,20 @@ def work(framework: str, kind: str, steps: int, folder: Path) -> None:
             report.rename(folder / "report")
 
 
+class Norm(nn.LayerNorm):
+    """A normalisation in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalised states, in the type of the given ones."""
+        return super().forward(x.float()).to(x.dtype)
+
+
 class Block(nn.Module):
     """Attention and a perceptron, each with its normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.rest = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.norm, self.rest = Norm(WIDTH), Norm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
@@ -160,12 +170,12 @@ class Language(nn.Module):
         x = self.embedding(words[:, :-1])
         for block in self.blocks:
             x = block(x)
-        return cross_entropy(self.head(x).flatten(0, 1), words[:, 1:].flatten())
+        return cross_entropy(self.head(x).float().flatten(0, 1), words[:, 1:].flatten())
 
 
 def words_of(steps: int) -> torch.Tensor:
     """Return lines of text for every step of every worker, of shape (lines, LENGTH)."""
-    text = Path(syncline.__file__).with_name("workers.py").read_bytes()
+    text = Path(__file__).read_bytes()
     letters = torch.tensor(list(text)).clamp(max=WORDS - 1)
     starts = (
         torch.arange(steps * BATCH * int(os.environ["WORLD_SIZE"])) * 97 % (len(letters) - LENGTH)
@@ -177,14 +187,22 @@ Trained = tuple[list[float], float, Path]
 """When each step ended, the last loss, and where the report is."""
 
 
-def nanogpt(ours: bool, options: dict[str, Any], steps: int, folder: Path) -> Trained:
+def nanogpt(
+    ours: bool, options: dict[str, Any], steps: int, folder: Path, *, mixed: bool = False
+) -> Trained:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
+    module = Language()
+    if mixed:
+        module.bfloat16()
+        for part in module.modules():
+            if isinstance(part, Norm):
+                part.float()
     model: Any
     if ours:
-        model = syncline.DistributedDataParallel(Language(), **options)
+        model = syncline.DistributedDataParallel(module, **options)
     else:
-        model = nn.parallel.DistributedDataParallel(Language())
+        model = nn.parallel.DistributedDataParallel(module)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -285,6 +303,13 @@ def lightning(ours: bool, options: dict[str, Any], steps: int, folder: Path) -> 
     trainer.fit(Model(), DataLoader(TensorDataset(lines), BATCH), checks)
     return ends_s, float(trainer.callback_metrics["loss"]), folder / "lightning" / "syncline"
 
+
+TRAINED = {
+    "lightning": lightning,
+    "transformers": transformers,
+    "nanogpt": nanogpt,
+    "mixed": functools.partial(nanogpt, mixed=True),
+}
 
 if __name__ == "__main__":
     main()

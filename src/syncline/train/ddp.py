@@ -79,9 +79,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             wrapper already exchanges.
         MismatchError: the plan or profile is for another model or worker count.
 
-    A model that cannot be planned (sparse gradients, gradients of several dtypes, torch's
-    experimental ``mixed_precision`` argument, optimizers that run in backward, delayed parameters,
-    the Python reducer) trains with DDP's buckets; the reason is logged once. So does every
+    A model that cannot be planned (sparse gradients, several devices, torch's experimental
+    ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
+    reducer) trains with DDP's buckets; the reason is logged once. So does every
     model under a torch newer than those that Syncline was tested with, whose DDP may have changed.
     An older torch is refused: it lacks parts that even delegating to torch's class needs.
     """
