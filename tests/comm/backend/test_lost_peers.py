@@ -1,4 +1,4 @@
-"""A peer dies or falls silent: whatever waits in torch raises an error that names it."""
+"""A peer dies, is killed or falls silent: whatever waits in torch raises an error that names it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.cases import first_few
 from tests.comm.backend import lost_peer_jobs as jobs
+from tests.comm.backend.kills import Kill, Route, Wrapper, drawn, run
 from tests.mortal import Ended, Mortals
 
 FIRST = ["DDP", "hook, PowerSGD", "future, then then", "functional, several", "new_group"]
@@ -45,3 +46,22 @@ def test_a_peer_is_lost(
 def test_a_peer_of_another_host_dies_before_a_group(mortals: Mortals, tmp_path: Path) -> None:
     survivor, _ = mortals.run(jobs.loses_a_peer, 2, "new_group", "dies", "tcp", folder=tmp_path)
     names_the_victim(survivor, "has ended, or cannot be reached any more, and so does not join")
+
+
+NUMBERS = range(15)  # ``tools/kill-ranks`` runs more
+BOTH: tuple[Wrapper, ...] = ("torch", "syncline")
+
+
+@pytest.mark.parametrize("number", first_few(NUMBERS, 2))
+@pytest.mark.parametrize("wrapper", BOTH)
+def test_after_a_kill(mortals: Mortals, tmp_path: Path, wrapper: Wrapper, number: int) -> None:
+    kill = drawn(number, wrapper)
+    assert run(mortals, kill, tmp_path).failures == [], kill
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["shared", "mixed"])
+@pytest.mark.parametrize("wrapper", BOTH)
+def test_after_a_silence(mortals: Mortals, tmp_path: Path, wrapper: Wrapper, route: Route) -> None:
+    kill = Kill(wrapper=wrapper, route=route, how="SIGSTOP")
+    assert run(mortals, kill, tmp_path).failures == []
