@@ -13,13 +13,21 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import syncline
 from syncline.torch_entry import LAUNCHED, TORCH, untried
+from syncline.train.ddp import DistributedDataParallel
 from tests.programs import output_of, ran
-from tests.train import entry_jobs as jobs
+from tests.train.fault_jobs import error_of
+from tests.train.jobs import OPTIMIZERS, Twins, differing
+from tests.train.models import Plain
 from tests.words import assert_tells
 from tests.workers import WorkerPool
 
@@ -208,7 +216,6 @@ assert "syncline" in backends
 
 
 def test_a_native_core_that_cannot_be_loaded() -> None:
-    torch = pytest.importorskip("torch")
     said = output_of(sys.executable, "-c", BROKEN).splitlines()
     refused = [line.partition(" cannot")[0] for line in said]
     assert refused == ["backend syncline", "syncline.DistributedDataParallel"]
@@ -218,13 +225,49 @@ def test_a_native_core_that_cannot_be_loaded() -> None:
 
 
 def test_without_torchs_autoload_the_package_registers_it() -> None:
-    pytest.importorskip("torch")
     off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert output_of(sys.executable, "-c", UNLOADED, **off) == ""
 
 
+# Training under another version of torch: only its number is another.
+
+
+def under(version: str) -> Any:
+    return mock.patch.object(torch, "__version__", version)
+
+
+def trains_under(version: str) -> dict[str, Any]:
+    said: list[str] = []
+    torch.manual_seed(1)
+    with under(version), mock.patch("syncline.train.planned_training.warn", said.append):
+        twins = Twins(Plain(), OPTIMIZERS["adamw"], overlaps=True, overlap_optimizers=True)
+        twins.train(4)
+        _, refused = error_of(lambda: DistributedDataParallel(Plain(), compression="bfloat16"))
+    return {
+        "differing": differing(*twins.pairs),
+        "phase": twins.ours.phase,
+        "deferred": "step" in vars(twins.pairs[0][1]),
+        "said": said,
+        "compression": refused,
+    }
+
+
+def refuses_under(version: str) -> list[str]:
+    stock = TorchDDP(Plain())
+    with under(version):
+        _, constructor = error_of(lambda: DistributedDataParallel(Plain()))
+        _, convert = error_of(lambda: DistributedDataParallel.convert(stock))
+    return [constructor, convert]
+
+
+def refuses_on_one(version: str) -> str:
+    """Return what all ranks say where rank 1 has another torch."""
+    with under(version if dist.get_rank() == 1 else torch.__version__):
+        return error_of(lambda: DistributedDataParallel(Plain()))[1]
+
+
 def test_a_newer_torch_trains_as_ddp(workers: WorkerPool) -> None:
-    for result in workers.run(jobs.trains_under, 2, "2.16.0"):
+    for result in workers.run(trains_under, 2, "2.16.0"):
         assert result["differing"] == []
         assert result["phase"] == "steady"
         assert not result["deferred"]
@@ -235,7 +278,7 @@ def test_a_newer_torch_trains_as_ddp(workers: WorkerPool) -> None:
 
 
 def test_an_older_torch_is_refused(workers: WorkerPool) -> None:
-    for messages in workers.run(jobs.refuses_under, 2, "2.10.0"):
+    for messages in workers.run(refuses_under, 2, "2.10.0"):
         for message in messages:  # of the constructor, and of convert
             assert message.startswith("torch 2.10.0 is older than those that")
             assert f"is for torch{TORCH}: install one of these" in message
@@ -243,6 +286,6 @@ def test_an_older_torch_is_refused(workers: WorkerPool) -> None:
 
 
 def test_ranks_with_different_torches(workers: WorkerPool) -> None:
-    for message in workers.run(jobs.refuses_on_one, 2, "2.16.0"):
+    for message in workers.run(refuses_on_one, 2, "2.16.0"):
         assert "torch" in message
         assert "2.16.0 on rank 1 and tried on rank 0" in message
