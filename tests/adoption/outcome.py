@@ -23,6 +23,7 @@ from syncline.train.launched.request import OFF
 from syncline.train.log import logger
 from tests.adoption import unmodified
 from tests.mortal import Place
+from tests.programs import ran
 from tests.timeouts import TIMEOUT
 from tests.train.overlap.overlap_plans import Style, plan_of
 
@@ -32,15 +33,8 @@ TIMEOUT_S = 600
 
 def ended(command: Sequence[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
     """Return a command that has ended well, in the repository's folder."""
-    done = subprocess.run(
-        command,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    environment = {"OMP_NUM_THREADS": "1", **environment}
+    done = ran(*command, cwd=Path(__file__).parents[2], timeout_s=TIMEOUT_S, **environment)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from tests.cases import first_few
 from tests.comm.backend import backend_jobs as jobs
 from tests.comm.backend import gpu_jobs
+from tests.programs import ran
 from tests.workers import WorkerPool
 
 both = pytest.mark.parametrize("ranks", [2, 3])
@@ -72,9 +72,7 @@ dist.all_reduce(tensor)
 dist.barrier()
 print(dist.get_backend(), tensor.sum().item())
 """
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
-    )
+    ended = ran(sys.executable, "-W", "error", "-c", script)
     assert (ended.returncode, ended.stdout) == (0, "syncline 3.0\n"), ended.stderr
     assert ended.stderr == ""
 

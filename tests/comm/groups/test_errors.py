@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from syncline.errors import PeerError, UserError
 from tests.comm.groups import jobs
 from tests.comm.groups.jobs import elements
 from tests.comm.groups.one_process import FAR, add_up, join_with, joined, noting, on_each
+from tests.programs import ran
 from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
 
@@ -144,16 +144,11 @@ print("added up")
 
 def test_a_full_dev_shm_does_not_matter() -> None:
     in_own_mounts = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*in_own_mounts, "true"], capture_output=True, check=False).returncode:
+    if ran(*in_own_mounts, "true").returncode:
         pytest.skip("no user namespaces here, so no /dev/shm of our own")
     mounted = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
-    ended = subprocess.run(
-        [*in_own_mounts, "sh", "-c", mounted, "sh", sys.executable, "-c", FULL],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S * 2,
-    )
+    command = [*in_own_mounts, "sh", "-c", mounted, "sh", sys.executable, "-c", FULL]
+    ended = ran(*command, timeout_s=2 * DEADLINE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == "No space left on device\nadded up\n"
 

@@ -7,7 +7,6 @@ import os
 import resource
 import secrets
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from syncline.comm.groups.rendezvous import Members, RankCard, Rendezvous
 from syncline.errors import PeerError, UserError
 from tests.comm.groups import jobs, restarted
 from tests.comm.groups.one_process import VisitedStore, add_up, join, join_with, joined
+from tests.programs import ran
 from tests.timeouts import DEADLINE_S, TIMEOUT
 from tests.workers import WorkerPool
 
@@ -304,17 +304,12 @@ def test_processes_of_other_users_are_hung_up_on() -> None:
     apart = ["unshare", "--net"]
     if os.geteuid() != 0:
         pytest.skip("only root can start a process of another user")
-    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+    if ran(*apart, "true").returncode:
         pytest.skip("no network namespace of our own here")
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
         Path(folder).chmod(0o755)
-        ended = subprocess.run(
-            [*apart, sys.executable, "-c", OTHERS, f"{folder}/store"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=4 * DEADLINE_S,
-        )
+        command = [*apart, sys.executable, "-c", OTHERS, f"{folder}/store"]
+        ended = ran(*command, timeout_s=4 * DEADLINE_S)
     assert (ended.returncode, ended.stderr) == (0, "")
     said = ["attacker 0", "squatter False", "stranger {b''}"]
     assert sorted(ended.stdout.splitlines()) == said
@@ -357,14 +352,7 @@ def test_the_first_restart_of_torchrun_goes_on_bit_for_bit(
     apart.mkdir()
     run = ["torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
     run += ["--monitor-interval=0.1", "-m", "tests.comm.groups.restarted", str(apart)]
-    ended = subprocess.run(
-        [sys.executable, "-m", *run],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    ended = ran(sys.executable, "-m", *run, timeout_s=LONG_S, OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr
     found = torch.load(apart / "found.pt", weights_only=True)
     assert found["attempt"] == 1

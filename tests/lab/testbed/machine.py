@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from syncline.lab.testbed import absent_because
+from tests.programs import ran
 from tests.timeouts import DEADLINE_S
 
 SYNCLINE = (sys.executable, "-P", "-c", "from syncline.cli import main; main()")
@@ -20,14 +21,7 @@ SYNCLINE = (sys.executable, "-P", "-c", "from syncline.cli import main; main()")
 
 
 def finished(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        list(map(str, command)),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return ran(*map(str, command), **environment)
 
 
 def started(*command: object, session: bool = False, **environment: str) -> subprocess.Popen[str]:

@@ -29,9 +29,10 @@ from syncline.plan.planners import planner_named
 from syncline.plan.planners.merge import Merge
 from tests.comm.devices.host_device import HostDevice
 from tests.comm.devices.jobs import joined as joined_devices
+from tests.comm.groups.mortal_jobs import initialize
 from tests.mortal import Place
 from tests.reproduce.bsp.models import Odd, batch
-from tests.timeouts import DEADLINE_S, TIMEOUT
+from tests.timeouts import DEADLINE_S
 
 STEPS = 18  # more than the planned form of algorithm 2 observes
 
@@ -287,13 +288,7 @@ def wrong_use() -> None:
 
 def dies(place: Place, algorithm: int, when: str) -> None:
     """Train until rank 1 ends, in the third iteration; the others print what they are told."""
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{place.folder / 'store'}",
-        rank=place.rank,
-        world_size=place.ranks,
-        timeout=TIMEOUT,
-    )
+    initialize(place, transport=None)
     with joined(DEADLINE_S) as group:
         _, model, step = small(group, algorithm=algorithm)
         before, after = model.register_forward_pre_hook, model.register_forward_hook
