@@ -33,16 +33,12 @@ from syncline.plan.simulator.predict import predict
 from syncline.plan.timeline import Timeline
 from tests import strategies as some
 from tests.plan.documents import COMPARISON, EXAMPLES, NETWORK, PLAN, PROFILE, RUN, TIMELINE
+from tests.plan.test_files import names
 
 KINDS: tuple[type[Document], ...] = (Profile, Network, Plan, Timeline, Comparison, Run)
 Place = list[str | int]  # names and indices down to a value of a document
 
 examples = pytest.mark.parametrize("document", EXAMPLES, ids=lambda d: d.KIND)
-
-
-def names(folder: Path) -> list[str]:
-    """Return the names of a folder's files, to see that no temporary one is left."""
-    return [path.name for path in folder.iterdir()]
 
 
 @some.many

@@ -34,6 +34,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Plant:
 
 
 def names(folder: Path) -> list[str]:
+    """Return the names of a folder's files, to see that no temporary one is left."""
     return [path.name for path in folder.iterdir()]
 
 

@@ -196,10 +196,6 @@ def test_what_ports_do_at_once() -> None:
     assert times.start_ns.tolist() == [0, 20_000, 0]
 
 
-def test_one_rank_exchanges_nothing() -> None:
-    assert times_of("ring", flat(1), 100).total_ns == 0
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(MismatchError, match="is for 4 ranks, the fabric has 5"):
         times_of(make("all-reduce", "ring", 4), flat(5))

@@ -201,16 +201,13 @@ def test_a_long_path_is_drawn_in_part() -> None:
     assert 500 < page.count("<rect") < 1500
 
 
-def test_a_directory_is_written_and_read_again(tmp_path: Path) -> None:
+def test_a_page_alone_or_a_directory_that_is_read_again(tmp_path: Path) -> None:
     bundle = few()
-    save_what_if(bundle.what_if, bundle.timeline_predicted, tmp_path / "out")
-    assert Bundle.load(tmp_path / "out") == bundle
-    assert (tmp_path / "out" / "report.html").read_text() == render(bundle)
-
-
-def test_a_page_alone(tmp_path: Path) -> None:
-    bundle = few()
-    save_what_if(bundle.what_if, bundle.timeline_predicted, tmp_path / "page.HTML")
+    saved = bundle.what_if, bundle.timeline_predicted
+    save_what_if(*saved, tmp_path / "page.HTML")
     assert [path.name for path in tmp_path.iterdir()] == ["page.HTML"]
     with pytest.raises(FileError, match="cannot be written"):
-        save_what_if(bundle.what_if, bundle.timeline_predicted, tmp_path / "no" / "page.html")
+        save_what_if(*saved, tmp_path / "no" / "page.html")
+    save_what_if(*saved, tmp_path / "out")
+    assert Bundle.load(tmp_path / "out") == bundle
+    assert (tmp_path / "out" / "report.html").read_text() == render(bundle)
