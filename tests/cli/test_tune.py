@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -76,11 +77,7 @@ def test_a_damaged_file_is_named(cache: Path, refused: Printed) -> None:
 def test_a_user_without_a_home(refused: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
-
-    def homeless() -> Path:
-        raise RuntimeError("no home")
-
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", mock.Mock(side_effect=RuntimeError("no home")))
     assert "no home folder" in refused("tune")
 
 

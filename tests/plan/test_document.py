@@ -392,11 +392,8 @@ def test_a_failing_write_keeps_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "plan.json"
     PLAN.save(path)
     before = path.read_text()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "replace", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=full))
     said = f"plan.json: .*No space left on device: {len(PLAN.to_json())} bytes .*{tmp_path}"
     with pytest.raises(FileError, match=said):
         PLAN.save(path)

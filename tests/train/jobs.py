@@ -287,12 +287,8 @@ def a_plan_that_turns_slow_is_dropped() -> None:
     ddp = DistributedDataParallel(Plain(), plan=replace(plain_plan(), wait="need"))
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
     slow = False
-
-    def takes(stage: Stage) -> float:
-        return 0.1 if stage.plan is None else 0.2 if slow else 0.05
-
     closing = mock.patch.object(LossWatch, "close_window", side_effect=lambda *_: slow)
-    with measured_as(takes), closing:
+    with measured_as(lambda stage: 0.1 if stage.plan is None else 0.2 if slow else 0.05), closing:
         before = steps_to_steady(ddp, optimizer)
         slow = True
         train(ddp, optimizer, 150, first=before)

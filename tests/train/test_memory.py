@@ -38,11 +38,8 @@ def start(
     if overlaps:
         ddp.overlap(optimizer)
     whole = jobs.batch
-
-    def batch(*of: int) -> tuple[torch.Tensor, ...]:
-        return tuple(each[:samples] for each in whole(*of))
-
-    with jobs.measured_as(jobs.planned_is_faster), mock.patch.object(jobs, "batch", batch):
+    batch = mock.patch.object(jobs, "batch", lambda *of: tuple(t[:samples] for t in whole(*of)))
+    with jobs.measured_as(jobs.planned_is_faster), batch:
         jobs.steps_to_steady(ddp, optimizer)
     assert ddp.profile is not None
     run = ddp.run_record()

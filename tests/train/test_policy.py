@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from syncline.plan.network import Contention, Network
-from syncline.plan.plan import Message, Plan, Tensor
+from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Norm
@@ -33,9 +33,7 @@ from tests import strategies as some
 # hidden by the next forward pass.
 PROFILE = some.profile_of([10_000_000] * 8, [250_000] * 8, forward_ns=50_000_000)
 NETWORK = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-8)
-TENSORS = tuple(Tensor(name=g.name, elements=g.elements) for g in PROFILE.gradients)
-ALL = (Message(start=0, stop=2_000_000),)
-SINGLE = Plan(planner="by hand", model="random", workers=4, tensors=TENSORS, messages=ALL)
+SINGLE = Plan.merging("by hand", PROFILE, 4, [7])
 GIVEN = replace(SINGLE, wait="need")
 STOCK_S = 0.19  # as the simulator predicts without contention
 PASSES_S = 0.13  # of :data:`PROFILE`

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import msgspec
 import pytest
@@ -121,10 +122,8 @@ def test_memory_is_rebuilt(pretended: CudaDevice, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_cuda_refuses_is_said(pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(memory: torch.Tensor) -> None:
-        raise RuntimeError("CUDA error: operation not supported")
-
-    monkeypatch.setattr(cuda, "reduce_tensor", refuse)
+    error = RuntimeError("CUDA error: operation not supported")
+    monkeypatch.setattr(cuda, "reduce_tensor", mock.Mock(side_effect=error))
     with pytest.raises(UserError, match=r"cuda:1: memory cannot be .*: CUDA error: .*; CUDA IPC"):
         pretended.share(torch.zeros(64, dtype=torch.uint8))
 

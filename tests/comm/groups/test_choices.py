@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -150,11 +151,8 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_a_user_without_a_home_has_no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("no home")
-
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", mock.Mock(side_effect=RuntimeError("no home")))
     assert measured_choices(HERE) is None
     with pytest.raises(UserError, match="set XDG_CACHE_HOME, or name a file"):
         choices_path(HERE)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.comm.collectives import PROGRAMS, Collective
+from syncline.comm.collectives import PROGRAMS
 from syncline.comm.groups import Choice
 from syncline.comm.groups import group as module
 from syncline.comm.groups.choices import (
@@ -22,7 +22,7 @@ from syncline.comm.groups.choices import (
     choose,
     chooser_for,
 )
-from syncline.comm.groups.compiled import Compiled, compiled
+from syncline.comm.groups.compiled import compiled
 from syncline.comm.groups.notes import Notes
 from syncline.comm.groups.site import Site
 from syncline.errors import FileError, MismatchError, PeerError, UserError
@@ -105,17 +105,12 @@ def test_groups_use_what_is_in_the_cache(cached: Path) -> None:
 
 @pytest.mark.usefixtures("cached")
 def test_what_is_forced_is_taken_whatever_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Choice] = []
-
-    def noted(collective: Collective, choice: Choice, *rest: Any) -> Compiled:
-        taken.append(choice)
-        return compiled(collective, choice, *rest)
-
-    monkeypatch.setattr(module, "compiled", noted)
+    taken = mock.Mock(side_effect=compiled)
+    monkeypatch.setattr(module, "compiled", taken)
     forced = Choice("recursive-doubling")
     with joined() as groups:
         add_up(groups, choice=forced)
-    assert taken == [forced] * 2
+    assert [call.args[1] for call in taken.call_args_list] == [forced] * 2
 
 
 @pytest.mark.usefixtures("cached")

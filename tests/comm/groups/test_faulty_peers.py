@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,11 @@ def test_a_wrong_count_of_what_was_taken() -> None:
 )
 def test_a_wrong_farewell(monkeypatch: pytest.MonkeyPatch, said: bytes, files: int) -> None:
     """Nor does the other keep the files that come with it."""
-
-    def wrong(connection: socket.socket) -> None:
-        socket.send_fds(connection, [said], [0] * files)
-
     words = "rank 0: rank 1 is faulty: expected a notice that it leaves, found b'"
     with joined() as groups:
         opened = len(list(Path("/proc/self/fd").iterdir()))
         with monkeypatch.context() as patched:
+            wrong = partial(socket.send_fds, buffers=[said], fds=[0] * files)
             patched.setattr(group_module, "announce_shutdown", wrong)
             groups[1].close()
         with pytest.raises(PeerError, match=words):

@@ -275,15 +275,11 @@ def wrong_use() -> None:
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
 
-    def closure(_: BspSgd, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step(lambda: 0.0)
-
-    def sparse(model: BspSgd, _: torch.optim.Optimizer) -> None:
-        model(torch.tensor([1])).sum().backward()
-
     refuses_loop("a second backward pass .* gradient of 'weight'", twice, nn.Linear(2, 2))
-    refuses_loop(r"step\(\) was given a closure", closure, nn.Linear(2, 2))
-    refuses_loop("'weight' is torch.sparse_coo", sparse, nn.Embedding(3, 2, sparse=True))
+    closed = r"step\(\) was given a closure"
+    refuses_loop(closed, lambda _, optimizer: optimizer.step(lambda: 0.0), nn.Linear(2, 2))
+    sparse, one = nn.Embedding(3, 2, sparse=True), torch.tensor([1])
+    refuses_loop("'weight' is torch.sparse_coo", lambda m, _: m(one).sum().backward(), sparse)
 
 
 def dies(place: Place, algorithm: int, when: str) -> None:

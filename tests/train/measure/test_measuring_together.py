@@ -55,16 +55,10 @@ def probes_subgroup() -> int:
 def link_beside_a_device() -> set[str]:
     """Measure messages of a group whose tensors are on a device; say where messages are."""
     session = Session(dist.group.WORLD, torch.device("meta"))
-    places = set()
-    make = dist.P2POp
-
-    def noted(way: Any, message: torch.Tensor, *given: Any, **named: Any) -> dist.P2POp:
-        places.add(message.device.type)
-        return make(way, message, *given, **named)
-
-    with mock.patch.object(session, "slowest", list), mock.patch.object(dist, "P2POp", noted):
+    making = mock.patch.object(dist, "P2POp", side_effect=dist.P2POp)
+    with mock.patch.object(session, "slowest", list), making as made:
         session.link(1 << 16)
-    return places
+    return {call.args[1].device.type for call in made.call_args_list}
 
 
 def profiles() -> str:
