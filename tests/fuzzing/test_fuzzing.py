@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.files.traces.seeds import seeds
 from tests.fuzzing.files import KINDS, Command, Kind
 from tests.fuzzing.mutations import mutated
 from tests.fuzzing.runner import fuzz
-from tests.timeouts import DEADLINE_S
+from tests.programs import ran
 
 
 def test_every_kind_of_file_is_fuzzed() -> None:
@@ -44,20 +44,13 @@ def _endless() -> None:
         pass
 
 
-def _raising(error: Exception) -> Callable[[], None]:
-    def call() -> NoReturn:
-        raise error
-
-    return call
-
-
-REFUSING = _raising(FileError("something is wrong"))
-BROKEN = {
+REFUSING = mock.Mock(side_effect=FileError("something is wrong"))
+BROKEN: dict[str, Callable[[], Any]] = {
     "not done after 4.0 s": _endless,
     "MemoryError": lambda: sys.stdout.write("x" * (1 << 30)),
-    "KeyError: 'nodes'": _raising(KeyError("nodes")),
-    "InternalError: a bug": _raising(InternalError("a bug")),
-    "an error of 5008 characters": _raising(FileError("x" * 5000)),
+    "KeyError: 'nodes'": mock.Mock(side_effect=KeyError("nodes")),
+    "InternalError: a bug": mock.Mock(side_effect=InternalError("a bug")),
+    "an error of 5008 characters": mock.Mock(side_effect=FileError("x" * 5000)),
     "steers a terminal": lambda: sys.stdout.write("\x1b[2J"),
     "the file is not named": REFUSING,
     "ended with -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -86,8 +79,7 @@ def test_what_a_command_must_not_do_is_seen(tmp_path: Path) -> None:
 def test_some_inputs_of_one_kind() -> None:
     # A process of its own: the fuzzer forks, and other tests have started threads here.
     tool = Path(__file__).parents[2] / "tools" / "fuzz-files"
-    command = [sys.executable, str(tool), "--kind", "plan", "--inputs", "30", "--seed", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    ended = ran(sys.executable, tool, "--kind", "plan", "--inputs", "30", "--seed", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     # Neither too tame nor too wild to reach what lies behind the first check.
     counts = re.search(r"show +(\d+) done +(\d+) refused", ended.stdout)
