@@ -169,8 +169,7 @@ class Rendezvous:
                 listed = arrived(self._store, [f"{prefix}/members"], deadline, self._rank)
                 if listed:
                     text = self._store.get(f"{prefix}/members")
-                    result = self._decoded(text, _Result, 0)
-                    answer = result.answers.get(self._rank)
+                    answer = self._decoded(text, _Result, 0).answers.get(self._rank)
                     if answer is not None and answer.nonce == own.nonce:
                         return self._members_of(prefix, text)
                     # Rank 0 has yet to read this answer, or to invite the ranks of a new group.
@@ -255,7 +254,7 @@ def _did_not_join(ranks: Sequence[int]) -> str:
 MEETING_DESCRIPTORS = 2  # the listening socket, and a store in a file while it is read
 
 
-class Reception:
+class Reception(contextlib.AbstractContextManager["Reception"]):
     """Where ranks of one host meet this one and exchange memory.
 
     A Unix socket is reached only from its host, and the kernel attests the process and user of a
@@ -287,9 +286,6 @@ class Reception:
             raise
         self.cards = self._members.cards
         self.notes = Notes(store, self._members.prefix, rank, deadline)
-
-    def __enter__(self) -> Reception:
-        return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None:

@@ -106,10 +106,7 @@ def outline_steps(events: KinetoEvents, notes: list[str]) -> list[Outline]:
     """
     ops = sorted(events.ops, key=lambda op: (op.start_ns, -op.stop_ns))
     calls = sorted(events.calls, key=lambda call: call.start_ns)
-    outlines = [
-        _outline(number, main, start, stop, _begun(ops, start, stop), _begun(calls, start, stop))
-        for number, main, start, stop in _windows(ops, calls, notes)
-    ]
+    outlines = [_outline(*window, ops, calls) for window in _windows(ops, calls, notes)]
     if any(WAITING_LOADER.match(op.name) for step in outlines for op in step.loading):
         notes.append(
             "the batches were read by loader processes: the reading time is how long the training "
@@ -161,10 +158,8 @@ def _windows(
     everything: list[HostOp | LaunchCall] = [*ops, *calls]
     if not everything:
         return []
-    start = min(e.start_ns for e in everything)
-    stop = max(e.stop_ns for e in everything)
     main = ends[0].thread if ends else Counter(e.thread for e in everything).most_common(1)[0][0]
-    return [(0, main, start, stop)]
+    return [(0, main, min(e.start_ns for e in everything), max(e.stop_ns for e in everything))]
 
 
 def _outline(
@@ -172,9 +167,10 @@ def _outline(
     main: str,
     start: int,
     stop: int,
-    ops: Sequence[HostOp],
-    calls: Sequence[LaunchCall],
+    all_ops: Sequence[HostOp],
+    all_calls: Sequence[LaunchCall],
 ) -> Outline:
+    ops = _begun(all_ops, start, stop)
     backward = [op for op in ops if _is_backward(op)]
     threads = frozenset({main, *(op.thread for op in backward)})
     own = [op for op in ops if op.thread in threads]
@@ -193,7 +189,7 @@ def _outline(
         threads=threads,
         ops=own,
         others=[op for op in ops if op.thread not in threads],
-        calls=calls,
+        calls=_begun(all_calls, start, stop),
         outermost=outermost,
         loading=[op for op in own if LOADER.match(op.name) and op.thread == main],
         backward_ns=first,

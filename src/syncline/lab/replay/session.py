@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,7 +14,7 @@ import msgspec
 from syncline.errors import MismatchError, UserError, quoted
 from syncline.files.report.units import size
 from syncline.lab.processes import run_folder
-from syncline.lab.replay.job import InterleavedJob, Job, Lap, Laps, ProbeJob
+from syncline.lab.replay.job import InterleavedJob, Job, Laps, ProbeJob
 from syncline.lab.replay.result import PlanTimes, Replay
 from syncline.lab.testbed import Cluster, Testbed
 from syncline.lab.testbed.job import worker_environment
@@ -138,7 +138,18 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         )
         laps: Laps = ask(job, Laps, usual_s)
     entries = tuple(
-        _entry(name, plan, forecast, laps[name])
+        PlanTimes(
+            planner=name,
+            messages=len(plan.messages),
+            in_flight=plan.in_flight,
+            wait=plan.wait,
+            predicted_s=forecast.prediction.iteration_s,
+            lower_bound_s=forecast.prediction.lower_bound_s,
+            rounds_s=tuple(lap.iteration_s for lap in laps[name]),
+            settled_s=tuple(lap.settled_s for lap in laps[name]),
+            idle_s=tuple(lap.idle_s for lap in laps[name]),
+            iterations_s=tuple(lap.steps_s for lap in laps[name]),
+        )
         for name, plan, forecast in zip(names, plans, forecasts, strict=True)
     )
     found = Replay(
@@ -223,19 +234,4 @@ def _overdue(timeout_s: float) -> str:
     return (
         f"the replay was stopped after {timeout_s:.0f} s; take fewer rounds or iterations, or "
         "allow more time with --timeout"
-    )
-
-
-def _entry(name: str, plan: Plan, forecast: Forecast, laps: Sequence[Lap]) -> PlanTimes:
-    return PlanTimes(
-        planner=name,
-        messages=len(plan.messages),
-        in_flight=plan.in_flight,
-        wait=plan.wait,
-        predicted_s=forecast.prediction.iteration_s,
-        lower_bound_s=forecast.prediction.lower_bound_s,
-        rounds_s=tuple(lap.iteration_s for lap in laps),
-        settled_s=tuple(lap.settled_s for lap in laps),
-        idle_s=tuple(lap.idle_s for lap in laps),
-        iterations_s=tuple(lap.steps_s for lap in laps),
     )

@@ -35,7 +35,7 @@ class Completed:
     stderr: str
 
 
-class Process:
+class Process(contextlib.AbstractContextManager["Process"]):
     """A command that was started in a place.
 
     It can be given to ``select``: it becomes readable once the command has ended.
@@ -88,9 +88,6 @@ class Process:
                 return self.wait(deadline_s - time.monotonic())
         self._control.close()
         return -signal.SIGKILL if self.code is None else self.code
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

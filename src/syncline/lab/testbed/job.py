@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from syncline.lab.processes import end_of, exit_code_of, place_variables, threads_a_worker
@@ -82,7 +83,7 @@ def worker_environment(
     return {**streams, **threads, **place, **meeting, **devices}
 
 
-class Job:
+class Job(AbstractContextManager["Job"]):
     """The running workers, their output, and the signals that are still to be sent to them."""
 
     def __init__(self, cluster: Cluster, output: Output, notice: Notice, grace_s: float) -> None:
@@ -99,9 +100,6 @@ class Job:
         """Signals still to be sent: when, in monotonic seconds, and which."""
         self._signal: int | None = None
         self._timed_out = False
-
-    def __enter__(self) -> Job:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for key in self._streams:

@@ -77,15 +77,11 @@ class SerialExecutor:
                 self._changed.notify_all()
 
     def _carry_out(self, job: Job, ended: Job) -> None:
-        try:
-            if self._error is None:
-                job()
-        except BaseException as error:
-            self._error = self._error or error
-        try:
-            ended()
-        except BaseException as error:
-            self._error = self._error or error
+        for call in (job, ended) if self._error is None else (ended,):
+            try:
+                call()
+            except BaseException as error:
+                self._error = self._error or error
 
 
 def _without_frames(error: BaseException) -> BaseException:
