@@ -46,14 +46,17 @@ def start(
     return [phase.name for phase in run.phases], run, ddp.plan
 
 
-def starts_twice(folder: str) -> list[Start]:
+def starts_twice(folder: str, compression: Any) -> list[Start]:
     """Start the same training twice, where every rank has a folder of its own."""
-    return [start(f"{folder}/{dist.get_rank()}") for _ in range(2)]
+    return [start(f"{folder}/{dist.get_rank()}", compression=compression) for _ in range(2)]
 
 
-def test_the_second_start_runs_the_plan_of_the_first(workers: WorkerPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", first_few([None, "int8", "bfloat16"], 2))
+def test_the_second_start_runs_the_plan_of_the_first(
+    workers: WorkerPool, tmp_path: Path, compression: Any
+) -> None:
     """On all ranks that of rank 0: another host's folder is another one, and may be empty."""
-    for first, again in workers.run(starts_twice, 2, str(tmp_path)):
+    for first, again in workers.run(starts_twice, 2, str(tmp_path), compression):
         (phases, run, plan), (phases_again, run_again, plan_again) = first, again
         assert phases[0] == "measuring DDP"
         assert phases_again == ["running the saved plan", "recording"]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from syncline.errors import FileError
 from syncline.plan.document import Document
 from syncline.plan.files import release, user_cache, write_atomically
+from syncline.plan.recipe import Recipe
 from syncline.train.log import logger
 from syncline.train.stages import Findings, Settings
 from syncline.train.wrapped import Wrapped
@@ -49,10 +50,10 @@ class Memory:
     def recall(self, job: Wrapped, settings: Settings, batch: int | None) -> Findings | None:
         """Return the saved findings of a training, if any; call before :meth:`keep`."""
         folder = user_cache("syncline", "plans") if self._folder is None else self._folder
-        # A plan that was given or is not checked is no measured decision. With compression the
-        # first steps are to be dense, as measuring makes them.
-        decides = settings.check and settings.plan is None and settings.compression is None
-        if folder is None or not decides:
+        # A plan that was given or is not checked is no measured decision. With a recipe the first
+        # steps are to be dense, as measuring makes them.
+        decides = settings.check and settings.plan is None
+        if folder is None or not decides or isinstance(settings.compression, Recipe):
             return None
         key = _key(job, settings, batch)
         path = self._path = folder / f"{key}.json"
@@ -72,7 +73,7 @@ class Memory:
         fits = found.baseline is not None and (found.plan is None or found.planned is not None)
         if found.plan is not None:
             fits &= found.plan.difference(job.tensors(), dist.get_world_size(job.group)) is None
-            fits &= not found.plan.is_lossy
+            fits &= not found.plan.is_sparse and found.plan.wire in (None, settings.wire)
         self._kept = found
         return found if fits else None
 

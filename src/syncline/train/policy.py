@@ -171,6 +171,7 @@ class Policy:
         text = f"running the saved plan of an earlier start: {expected.name}"
         self.notes.say(text, is_for_users=True)
         tried = self._experiments
+        tried.hook = then.hook
         stage = tried.stage("running the saved plan", plan)
         found = yield from tried.measure_until(stage, expected.iteration_s, tried.is_known)
         known = plan == then.plan and not (
