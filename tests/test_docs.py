@@ -1,8 +1,9 @@
-"""The documentation says what the code does."""
+"""The documentation says what the code does, and every public name is on a page of it."""
 
 from __future__ import annotations
 
 import ast
+import doctest
 import itertools
 import json
 import math
@@ -22,6 +23,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import syncline
 from syncline import errors
 from syncline.cli.commands import COMMANDS, cli
 from syncline.cli.show import PRINTERS
@@ -34,6 +36,7 @@ from syncline.train.memory import MOST_KEPT
 from syncline.train.rank_measurements import LEAST_PROBE_S, PROBED_SHARE
 from tests import strategies as some
 from tests.pages import DOCS, code_blocks, evaluate, table_rows, text_of
+from tests.programs import output_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -308,3 +311,40 @@ def test_the_planner_of_the_contributing_page_plans() -> None:
 def test_python_in_the_pages_parses(page: Path) -> None:
     for block in code_blocks(page.read_text(), "python"):
         ast.parse(block)
+
+
+API = DOCS / "api"
+TEXTS = {path.stem: path.read_text() for path in API.glob("*.md")}
+NEEDS = {"planning": ["data"]}  # pages whose examples go on from those of another page
+
+
+def blocks(page: str, language: str) -> str:
+    return "\n".join(code_blocks(TEXTS[page], language))
+
+
+def test_every_public_name_is_described_and_used() -> None:
+    text = "\n".join(TEXTS.values())
+    described = set(re.findall(r"^::: syncline\.(\w+)$", text, re.MULTILINE))
+    assert described == set(syncline.__all__)
+    code = "\n".join(blocks(page, "(?:pycon|python)") for page in TEXTS)
+    assert not [name for name in described if not re.search(rf"\b{name}\b", code)]
+
+
+@pytest.mark.parametrize("page", sorted(page for page in TEXTS if blocks(page, "pycon")))
+def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for each in [*NEEDS.get(page, []), page]:
+        example = doctest.DocTestParser().get_doctest(blocks(each, "pycon"), names, each, None, 0)
+        outcome = doctest.DocTestRunner().run(example, clear_globs=False)
+        assert outcome.attempted
+        assert not outcome.failed
+        names = example.globs
+
+
+@pytest.mark.slow
+def test_the_training_script_runs_on_two_workers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(blocks("training", "python"))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    printed = output_of(*torchrun, "--standalone", "train.py", cwd=tmp_path)
+    assert "exposed_communication_s" in printed or "iteration" in printed

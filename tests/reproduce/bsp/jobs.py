@@ -1,4 +1,4 @@
-"""What the ranks of the tests do."""
+"""What the ranks of the tests do, and their model, with what makes layers hard to find."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from reproduce.bsp import BspSgd, channel, wrapper
 from syncline.comm.devices import DeviceGroup
@@ -31,8 +33,50 @@ from tests.comm.devices.host_device import HostDevice
 from tests.comm.devices.jobs import joined as joined_devices
 from tests.comm.groups.mortal_jobs import initialize
 from tests.mortal import Place
-from tests.reproduce.bsp.models import Odd, batch
 from tests.timeouts import DEADLINE_S
+
+WIDTH = 6
+
+
+class Odd(nn.Module):
+    """Tied, frozen and unused weights, one read by its owner's parent, a branch of some ranks.
+
+    Args:
+        seed: of the weights.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.read_by_parent = nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.tied = nn.Linear(WIDTH, WIDTH)
+        self.tied.weight = self.first.weight
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+        self.sometimes = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2))
+
+    def forward(self, inputs: Tensor, branch: bool) -> Tensor:
+        hidden = self.norm(self.first(inputs)).tanh()
+        hidden = functional.linear(hidden, self.read_by_parent.weight, self.read_by_parent.bias)
+        if branch:
+            hidden = hidden + self.sometimes(hidden)
+        hidden = self.frozen(self.second(hidden).tanh()) * self.scale
+        hidden = checkpoint(self.tied, hidden, use_reentrant=False)
+        out: Tensor = self.head(hidden)
+        return out
+
+
+def batch(step: int, rank: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Return what a rank trains on: other numbers on each, and a branch on the last rank."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(5, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    return inputs, step % 3 == 1 and rank == 1
+
 
 STEPS = 18  # more than the planned form of algorithm 2 observes
 
