@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from array import array
+from pathlib import Path
+from typing import Any
 
 from reproduce.inputs import TABLE_VI
 
@@ -39,6 +42,14 @@ activation_size=[1433.0; 3.0], parameter_size=0.000
 	node3 -- node5
 	node4 -- node5
 """
+
+
+def written(folder: Path, content: Any, name: str = "trace") -> Path:
+    """Return a file of this text, or of these bytes, or of this in JSON."""
+    path = folder / name
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
 
 
 def layered_profile() -> Profile:

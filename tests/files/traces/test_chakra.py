@@ -23,7 +23,7 @@ from syncline.files.traces.chakra_nodes import CollectiveType, Metadata, Node, N
 from syncline.files.traces.trace import Trace
 from syncline.plan.network import PRESETS
 from syncline.plan.profile import Operation, Profile, Resource
-from tests.files.traces.seeds import chakra_of_ours, chakra_of_pytorch, layered_profile
+from tests.files.traces.seeds import chakra_of_ours, chakra_of_pytorch, layered_profile, written
 from tests.strategies import many, profiles
 from tests.trace_files import TRACES
 
@@ -33,9 +33,7 @@ change = msgspec.structs.replace
 
 
 def read(tmp_path: Path, content: bytes) -> Trace:
-    path = tmp_path / "rank.0.et"
-    path.write_bytes(content)
-    return read_chakra(path)
+    return read_chakra(written(tmp_path, content, "rank.0.et"))
 
 
 def nodes_of(content: bytes) -> list[Node]:
@@ -76,10 +74,10 @@ def test_our_own_come_back(tmp_path_factory: pytest.TempPathFactory, profile: Pr
         for operation, resource in zip(profile.operations, resources, strict=False)
     )
     profile = change(profile, baseline=None, operations=operations)
-    written = write_chakra(profile, NETWORK)
-    assert written.lost == ()
-    assert chakra_nodes.is_metadata(written.content)
-    trace = read(tmp_path_factory.getbasetemp(), written.content)
+    made = write_chakra(profile, NETWORK)
+    assert made.lost == ()
+    assert chakra_nodes.is_metadata(made.content)
+    trace = read(tmp_path_factory.getbasetemp(), made.content)
     assert trace.profile == profile
     assert trace.workers == 16
     assert Profile.from_json(profile.to_json()) == profile

@@ -10,14 +10,13 @@ import pytest
 from syncline.errors import FileError, UserError
 from syncline.files.traces.execution_trace import ExecutionTrace, read_execution_trace
 from tests.files.traces.kineto_files import execution_trace
+from tests.files.traces.seeds import written
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "et"
 
 
 def read(tmp_path: Path, whole: Any) -> ExecutionTrace:
-    path = tmp_path / "et.json"
-    path.write_text(json.dumps(whole))
-    return read_execution_trace(path)
+    return read_execution_trace(written(tmp_path, whole, "et.json"))
 
 
 @pytest.mark.parametrize(

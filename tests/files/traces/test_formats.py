@@ -33,18 +33,12 @@ from syncline.plan.simulator.predict import predict
 from tests import strategies as some
 from tests.files.traces.kineto_files import Job, gloo_job
 from tests.files.traces.kineto_seeds import execution_trace, kineto
-from tests.files.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, seeds
+from tests.files.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, seeds, written
 from tests.fuzzing.mutations import mutated
 
 OWN = Path(__file__).resolve().parents[3] / "reproduce" / "traces"
 SEEDS = seeds()
 CASES = [(name, index) for name, files in SEEDS.items() for index in range(len(files))]
-
-
-def written(tmp_path: Path, content: bytes | str, name: str = "trace") -> Path:
-    path = tmp_path / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 @pytest.mark.parametrize("packed", [False, True])

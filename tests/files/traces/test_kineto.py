@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from syncline.plan.simulator.transformations import with_compute_scale
 from syncline.plan.timeline import active_ns, merged
 from tests import strategies as some
 from tests.files.traces.kineto_files import Job, execution_trace, gloo_job
+from tests.files.traces.seeds import written
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 KINETO = SHARED / "kineto"
@@ -277,9 +277,7 @@ def test_of_all_ranks_the_usual_message_counts(tmp_path: Path, ranks: int, messa
 @pytest.mark.parametrize("call_us", [20, 400])
 def test_a_host_that_waits_computes_nothing(tmp_path: Path, wait_us: int, call_us: int) -> None:
     made, lasted_us = gloo_job(wait_us=wait_us, call_us=call_us)
-    path = tmp_path / "gloo.json"
-    path.write_text(json.dumps(made))
-    trace = read_kineto(path)
+    trace = read_kineto(written(tmp_path, made))
     assert replay_us(trace, message_us=250) == pytest.approx(lasted_us, rel=0.01)
     operations = trace.profile().operations
     computing_s = sum(o.duration_s for o in operations if o.lane == "device")
@@ -368,9 +366,7 @@ def test_steps_that_do_not_train_are_left_out(tmp_path: Path) -> None:
 
 
 def sizes_file(tmp_path: Path, *rows: str, header: str = "name elements") -> GradientSizes:
-    path = tmp_path / "sizes.txt"
-    path.write_text("\n".join((header, *rows)))
-    return read_sizes(path)
+    return read_sizes(written(tmp_path, "\n".join((header, *rows)), "sizes.txt"))
 
 
 def test_sizes_by_hand(tmp_path: Path) -> None:
@@ -526,9 +522,7 @@ def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
 
 
 def structure(tmp_path: Path, **options: Any) -> ExecutionTrace:
-    path = tmp_path / "et.json"
-    path.write_text(json.dumps(execution_trace(**options)))
-    return read_execution_trace(path)
+    return read_execution_trace(written(tmp_path, execution_trace(**options), "et.json"))
 
 
 def joined(tmp_path: Path, job: Job, **options: Any) -> KinetoTrace:

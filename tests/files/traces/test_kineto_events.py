@@ -11,12 +11,7 @@ from syncline.files.traces import kineto_events
 from syncline.files.traces.kineto import read_kineto
 from syncline.files.traces.kineto_events import read_events
 from tests.files.traces.kineto_files import Job
-
-
-def written(tmp_path: Path, whole: Any) -> str:
-    path = tmp_path / "trace.json"
-    path.write_text(whole if isinstance(whole, str) else json.dumps(whole))
-    return str(path)
+from tests.files.traces.seeds import written
 
 
 @pytest.mark.parametrize(
@@ -38,7 +33,7 @@ def written(tmp_path: Path, whole: Any) -> str:
 def test_a_broken_event_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     job = Job(steps=1)
     next(event for event in job.events if event["cat"] == "kernel").update(change)
-    path = written(tmp_path, job.trace())
+    path = str(written(tmp_path, job.trace()))
     with pytest.raises(FileError, match=message) as caught:
         read_events(path)
     assert str(caught.value).startswith(f"{path}: traceEvents[")
@@ -77,7 +72,7 @@ UNKNOWN = {"ph": "X", "cat": "blink", "name": "a", "ts": 0, "dur": 1}
 )
 def test_what_is_no_profiler_trace(tmp_path: Path, whole: Any, message: str) -> None:
     with pytest.raises(FileError, match=message):
-        read_events(written(tmp_path, whole))
+        read_events(str(written(tmp_path, whole)))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +87,7 @@ def test_what_is_no_profiler_trace(tmp_path: Path, whole: Any, message: str) -> 
 )
 def test_broken_information_on_the_job_is_refused(tmp_path: Path, info: Any, message: str) -> None:
     with pytest.raises(FileError, match=message):
-        read_events(written(tmp_path, {**Job().trace(), "distributedInfo": info}))
+        read_events(str(written(tmp_path, {**Job().trace(), "distributedInfo": info})))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_overlapping_spans_do_no_harm(tmp_path: Path, shift: int) -> None:
 
 
 def test_more_events_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, Job(steps=1).trace())
+    path = str(written(tmp_path, Job(steps=1).trace(), "trace.json"))
     monkeypatch.setattr(kineto_events, "MOST_EVENTS", 10)
     with pytest.raises(FileError, match=r"trace.json: holds more than 10 operators, calls and dev"):
         read_events(path)

@@ -23,7 +23,7 @@ from syncline.plan.network import PRESETS, Measurement, Network
 from syncline.plan.planners.merge import Merge
 from syncline.plan.profile import Operation, Profile
 from syncline.plan.simulator.predict import predict
-from tests.files.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile
+from tests.files.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, written
 from tests.strategies import many, profiles
 from tests.trace_files import PIPEDREAM as GRAPHS
 from tests.trace_files import TRACES
@@ -33,14 +33,8 @@ WORKLOAD = TRACES / "astrasim" / "Resnet50_DataParallel.txt"
 ROWS = [line.split("\t") for line in TABLE_VI.splitlines()[1:]]
 
 
-def written(tmp_path: Path, text: str | bytes, name: str = "alexnet.txt") -> Path:
-    path = tmp_path / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 def read(tmp_path: Path, text: str | bytes = TABLE_VI) -> Trace:
-    return read_layer_table(written(tmp_path, text))
+    return read_layer_table(written(tmp_path, text, "alexnet.txt"))
 
 
 def graph(tmp_path: Path, text: str = PIPEDREAM) -> Profile:
