@@ -20,14 +20,12 @@ from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict
 from tests.cli.examples import K80, Printed, Run
 from tests.files.traces.kineto_files import Job
-from tests.files.traces.seeds import ASTRASIM, TABLE_VI, chakra_of_pytorch, layered_profile
+from tests.files.traces.seeds import ASTRASIM, TABLE_VI, chakra_of_pytorch, layered_profile, written
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    path = tmp_path / "alexnet.txt"
-    path.write_text(TABLE_VI)
-    return path
+    return written(tmp_path, TABLE_VI, "alexnet.txt")
 
 
 def test_info_of_a_layer_table(printed: Printed, table: Path) -> None:
@@ -52,9 +50,7 @@ def test_info_of_a_layer_table(printed: Printed, table: Path) -> None:
 
 
 def test_info_shows_names_as_they_are(printed: Printed, tmp_path: Path) -> None:
-    path = tmp_path / "[red]x\x1b.txt"
-    path.write_text(TABLE_VI)
-    output = printed("trace", "info", path)
+    output = printed("trace", "info", written(tmp_path, TABLE_VI, "[red]x\x1b.txt"))
     assert "[red]x" in output
     assert "\x1b" not in output
 
@@ -108,8 +104,7 @@ def test_times_of_messages_are_the_traces_or_of_a_network_that_is_named(
 
 
 def test_a_clock_for_cycles(printed: Printed, tmp_path: Path) -> None:
-    path, out = tmp_path / "workload.txt", tmp_path / "out.json"
-    path.write_text(ASTRASIM)
+    path, out = written(tmp_path, ASTRASIM), tmp_path / "out.json"
     printed("trace", "convert", path, "--to", "json", "-o", out, "--clock-hz", "5e8")
     assert Profile.load(out).operations[0].duration_s == pytest.approx(2600e-9)
 
@@ -123,8 +118,7 @@ def test_info_of_a_timeline(printed: Printed, tmp_path: Path) -> None:
 
 def test_a_traced_plan_is_written_and_simulated(printed: Printed, tmp_path: Path) -> None:
     path = Job(steps=1).write(tmp_path / "job.json")
-    sizes = tmp_path / "sizes.txt"
-    sizes.write_text("name elements\nd 4000\nc 4000\nb 1000\na 1000")
+    sizes = written(tmp_path, "name elements\nd 4000\nc 4000\nb 1000\na 1000", "sizes.txt")
     unsized = Job(steps=1, shapes=False, sizes=False).write(tmp_path / "unsized.json")
     assert "sizes of the messages are not in the trace" in printed("trace", "info", unsized)
     profile, network, plan = (tmp_path / f"{kind}.json" for kind in ("p", "n", "plan"))
@@ -143,8 +137,7 @@ def test_a_traced_plan_is_written_and_simulated(printed: Printed, tmp_path: Path
 
 
 def test_the_format_can_be_said(printed: Printed, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(chakra_of_pytorch())
+    path = written(tmp_path, chakra_of_pytorch())
     assert "chakra" in printed("trace", "info", "--from", "chakra", path)
 
 
