@@ -15,7 +15,7 @@ from syncline.train.ddp import DistributedDataParallel
 from syncline.train.measure.exchange import require_same
 from tests.train.fault_jobs import error_of
 from tests.train.jobs import SLOW, plain_plan
-from tests.train.models import Plain
+from tests.train.models import Mixed, Plain
 from tests.words import assert_tells
 from tests.workers import WorkerPool
 
@@ -56,6 +56,10 @@ def build(kind: str) -> Told:
 
 PLAN = plain_plan()
 OTHER = (replace(PLAN.tensors[0], name="other.bias"), *PLAN.tensors[1:])
+DTYPES = ("bfloat16" if tensor.name.startswith("wide") else "float32" for tensor in PLAN.tensors)
+IN_TURNS = replace(
+    PLAN, tensors=tuple(replace(t, dtype=d) for t, d in zip(PLAN.tensors, DTYPES, strict=True))
+)
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "usual": {},
     "planner": {"planner": "merge"},
@@ -70,11 +74,13 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "five workers": {"plan": plain_plan(workers=5)},
     "other model": {"plan": replace(PLAN, tensors=OTHER, model="Other")},
     "other network": {"network": replace(SLOW, workers=8)},
+    "dtypes in turns": {"plan": IN_TURNS},
 }
 
 
 def give(kind: str) -> Told:
-    return answer(lambda: DistributedDataParallel(Plain(), **ARGUMENTS[kind]))
+    model = Mixed() if kind == "dtypes in turns" else Plain()
+    return answer(lambda: DistributedDataParallel(model, **ARGUMENTS[kind]))
 
 
 def overlap(kinds: str) -> Told:
@@ -169,6 +175,7 @@ def test_refused_arguments_of_one_rank_reach_all(
         ("five workers", "MismatchError", "plan is for 5 workers, this job has 2"),
         ("other model", "MismatchError", "'Other' ... narrow.bias"),
         ("other network", "MismatchError", "'slow' is of 8 workers, this job has 2"),
+        ("dtypes in turns", "MismatchError", "dtypes in turns ... plan this model again"),
     ],
 )
 def test_refused_arguments_of_all_ranks(

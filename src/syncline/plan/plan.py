@@ -158,7 +158,7 @@ class Plan(Document, frozen=True, kw_only=True):
                     "ones, so let it begin and end with a tensor"
                 )
             for tensor in self.tensors[tensors.start : tensors.stop]:
-                if tensor.dtype != "float32":
+                if tensor.dtype != "float32" and tensor.elements:
                     raise UserError(
                         f"{where} and holds {quoted(tensor.name)} of {tensor.dtype}; only float32 "
                         "can"

@@ -12,7 +12,6 @@ from syncline.train.engine.compression import Compressor
 from syncline.train.engine.dense_transport import bucket_elements, scale, sum_then
 from syncline.train.engine.engine import Engine
 from syncline.train.overlap.deferral import Deferral
-from syncline.train.sparse.gradients import flat
 
 
 class FirstRounds:
@@ -46,7 +45,7 @@ class FirstRounds:
         """Return a bucket's number in the layout; the reducer sends several dtypes in its order."""
         if len(self._number_of) == 1:
             return bucket.index()
-        return self._number_of[bucket.buffer().dtype]
+        return self._number_of[bucket.parameters()[0].dtype]  # of complex ones, parts are sent
 
     def note(self, bucket: GradBucket) -> None:
         """Note a final bucket's content; with the last bucket, compare all with the layout.
@@ -107,8 +106,10 @@ class FirstRounds:
         """Hold a bucket until the last one is there, then exchange the plan's messages."""
         future = _future_of(bucket.buffer())
         self._futures.append((future, bucket.buffer()))
-        for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._held[self._deferral.index_of[id(parameter)]] = flat(values)
+        parameters = bucket.parameters()
+        parts = bucket_elements(bucket).split([parameter.numel() for parameter in parameters])
+        for parameter, values in zip(parameters, parts, strict=True):
+            self._held[self._deferral.index_of[id(parameter)]] = values
         if len(self._held) < len(self._deferral.parameters):
             return future
         try:

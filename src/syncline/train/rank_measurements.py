@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 
 from syncline.errors import InternalError, SynclineError, UserError, shortened
@@ -17,6 +18,7 @@ from syncline.plan.planners.wfbp import Single
 from syncline.plan.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.plan.quantities import NS_PER_S
 from syncline.plan.simulator.messages import message_costs_ns
+from syncline.train.engine.layout import needs_engine
 from syncline.train.engine.recording import Recorded
 from syncline.train.measure.exchange import gather_json, share_json
 from syncline.train.measure.observer import ObservedIteration
@@ -104,7 +106,7 @@ class RankMeasurements:
                 assert settings.compression is not None
                 network = compressing(network, settings.compression)
             sent_s = sum(message_costs_ns(network, stage.plan)) / NS_PER_S
-            profile = self._profile(result, sent_s)
+            profile = self._profile(result, sent_s, unpacked=not needs_engine(stage.plan))
         return Measurement(
             times_s=medians("times_s"),
             passes_s=medians("passes_s"),
@@ -135,18 +137,18 @@ class RankMeasurements:
         )
         return Network.from_json(self.shared(found.to_json))
 
-    def _profile(self, result: StageResult, sent_s: float) -> Profile:
+    def _profile(self, result: StageResult, sent_s: float, *, unpacked: bool) -> Profile:
         """Build the profile from iterations in which everything was sent after the last gradient.
 
         From there to the update, messages take ``sent_s``. The rest is waiting for the slowest
-        worker and unpacking the buckets, as under every plan.
+        worker and, if ``unpacked``, unpacking the buckets, as DDP does.
         """
         job = self._job
         own = median_trace(result.lean or result.detailed, result.detailed, result.quiet_ns)
         trace = across_ranks(own, job.group, job.device)
         unpack_s = 0.0 if job.wants_views else unpack_seconds(job.parameters)
         exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
-        explained_s = unpack_s + sent_s
+        explained_s = sent_s + (unpack_s if unpacked else 0.0)
         waiting_s = max(exchange_ns / NS_PER_S - explained_s, 0.0)
 
         def build() -> str:
@@ -162,11 +164,19 @@ class RankMeasurements:
         return Profile.from_json(self.shared(build))
 
     def single_message_plan(self) -> Plan:
-        """Return the plan with one message for each dtype, which needs no measurement."""
+        """Return the plan with one message, which needs no measurement.
+
+        Of several dtypes each has one. All follow that of the module's first parameter, whose
+        gradient is most likely the last to be ready.
+        """
         tensors = tuple(reversed(self._job.tensors()))
         stops = [sum(tensor.elements for tensor in tensors)]
         model = type(self._job.module).__name__
-        return apart(Plan.cut(Single.NAME, model, self.workers, tensors, stops))
+        plan = apart(Plan.cut(Single.NAME, model, self.workers, tensors, stops))
+        last = plan.tensors.index(tensors[-1])
+        members = zip(plan.messages, plan.message_tensors(), strict=True)
+        messages = sorted(members, key=lambda member: last not in member[1])
+        return msgspec.structs.replace(plan, messages=tuple(message for message, _ in messages))
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
         """Return rank 0's result of ``conclude`` on every rank, or raise on every rank.

@@ -230,13 +230,11 @@ def require_fitting(plan: Plan, wrapped: Wrapped, what: str) -> None:
             f"the {what} does not fit: {difference}; "
             "profile and plan this model at this worker count again"
         )
-    for index, tensors in enumerate(plan.message_tensors()):
-        dtypes = {plan.tensors[t].dtype for t in tensors}
-        if len(dtypes) > 1:
-            raise MismatchError(
-                f"the {what} does not fit: its messages[{index}] holds gradients of "
-                f"{' and '.join(sorted(dtypes))}, which no collective sums; plan it again"
-            )
+    if apart(plan) != plan and wrapped.why_not_planned() is None:
+        raise MismatchError(
+            f"the {what} does not fit: it lists gradients of several dtypes in turns, or a message "
+            "holds several, which no collective sums; plan this model again"
+        )
 
 
 def require_outermost(wrapped: Wrapped) -> None:

@@ -14,7 +14,9 @@ from syncline.plan.planners.compressed import compressed, planned_in
 from syncline.plan.planners.dtypes import apart
 from syncline.plan.planners.merge import Merge
 from syncline.plan.planners.overlap import Overlap
-from syncline.plan.planners.wfbp import Single
+from syncline.plan.planners.p3 import P3
+from syncline.plan.planners.tictac import TicTac
+from syncline.plan.planners.wfbp import Single, Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.recipe import Recipe, Rounded
 from syncline.plan.simulator.predict import predict_iteration_s
@@ -87,6 +89,18 @@ def test_only_float32_is_rounded(wire: Rounded, norm: bool) -> None:
         (dtype,) = {plan.tensors[t].dtype for t in tensors}
         assert message.payload == (wire if dtype == "float32" else "dense")
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@some.few
+@given(some.profiles(most_elements=1 << 20), st.sampled_from(["bfloat16", "int8"]))
+def test_any_profile_can_be_planned_in_fewer_bits(profile: Profile, wire: Rounded) -> None:
+    planned_in(Merge(), profile, NETWORK, wire)
+
+
+def test_messages_of_one_dtype_stay_as_published() -> None:
+    profile = transformer()
+    for planner in (P3(), TicTac(), Wfbp()):
+        assert planner.plan(profile, NETWORK) == apart(planner.arrange(profile, NETWORK))
 
 
 def test_only_float32_is_sent_sparsely() -> None:

@@ -158,4 +158,4 @@ def test_layers_are_in_forward_order(names: str, durations_ns: tuple[int, ...], 
     messages = tuple(Message(start=i, stop=i + 1) for i in range(len(tensors)))
     plan = Plan(planner="p", model="m", workers=2, tensors=tensors, messages=messages)
     steps = [PathStep(0, ns, "message", "", message=i) for i, ns in enumerate(durations_ns)]
-    assert layers_of(plan, steps) == text
+    assert layers_of(plan, tensors, steps) == text

@@ -285,6 +285,17 @@ class Rotation(nn.Module):
         return self.leave(self.hidden(torch.relu(hidden.real) * hidden)).abs()
 
 
+class Turned(Net):
+    """Real layers, and outputs that are turned in the complex plane."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(CLASSES, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (super().forward(x) * self.turn).real
+
+
 class Odd(nn.Module):
     """Parameters of one element, of none, without dimensions, frozen, in another memory order."""
 
@@ -442,6 +453,7 @@ SCENARIOS = {
     "the same with `find_unused_parameters=True`": Loop(
         model=partial(SeveralTypes, torch.float32), ddp=UNUSED
     ),
+    "complex and real parameters": Loop(model=Turned),
     "gradients of several dtypes in a static graph": Loop(
         SYNCHRONOUS, REFUSED, model=SeveralTypes, ddp=STATIC
     ),

@@ -150,7 +150,7 @@ Stock = Side
 def rounded(wire: torch.dtype, bucket: Any) -> Any:
     """Average a bucket in another type; torch's own hook divides after the cast."""
     buffer = bucket.buffer()
-    wire = wire if buffer.dtype == torch.float32 else buffer.dtype
+    wire = wire if bucket.parameters()[0].dtype == torch.float32 else buffer.dtype
     sent = buffer.mul_(1 / dist.get_world_size()).to(wire)
     future = dist.all_reduce(sent, async_op=True).get_future()
     return future.then(lambda _: buffer.copy_(sent))

@@ -87,8 +87,9 @@ def _with_payload(plan: Plan, payload: Payload, is_dense: Callable[[Tensor], boo
     """Return the plan with messages of a payload, except for those whose tensors are dense."""
 
     def payload_of(tensors: range) -> Payload:
-        members = (plan.tensors[index] for index in tensors)
-        return "dense" if all(t.dtype != "float32" or is_dense(t) for t in members) else payload
+        filling = [plan.tensors[index] for index in tensors if plan.tensors[index].elements]
+        stays = filling and all(t.dtype != "float32" or is_dense(t) for t in filling)
+        return "dense" if stays else payload
 
     messages = zip(plan.messages, plan.message_tensors(), strict=True)
     paid = (msgspec.structs.replace(m, payload=payload_of(tensors)) for m, tensors in messages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -16,19 +15,21 @@ from syncline.plan.simulator.predict import predict_iteration_s
 
 
 def of_one_dtype(plan: Plan, profile: Profile, network: Network) -> Plan:
-    """Return the plan with messages of one dtype each; the plan itself if they are already.
+    """Return the plan with tensors grouped by dtype, and messages of one dtype each.
 
     :func:`apart` cuts the messages. A dtype with few bytes, such as that of norms, would then pay a
     startup with every message of the others. So pieces of successive messages are joined until they
-    take as long as one startup, four, or are all that there are; the simulator judges the results.
+    take as long as one startup or four, or are as large as the plan's largest message; the
+    simulator judges the results.
     """
     cut = apart(plan)
-    if cut == plan:
-        return plan
+    if len(cut.messages) == len(plan.messages):
+        return cut
     curve = network.collective("all-reduce", in_flight=plan.in_flight)
     startup_s, s_per_byte = curve.linearised(profile.gradient_bytes)
     least_bytes = startup_s / s_per_byte if s_per_byte else 0.0
-    found = [cut, *(_joined(cut, least) for least in (least_bytes, 4 * least_bytes, math.inf))]
+    most_bytes = max(plan.message_bytes())
+    found = [cut, *(_joined(cut, least) for least in (least_bytes, 4 * least_bytes, most_bytes))]
     possible = [p for p in found if _gathers_whole_sums(p)] or [cut]
     try:
         return min(

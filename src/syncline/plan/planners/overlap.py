@@ -225,7 +225,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
             never_falling,
             in_flight=self.in_flight,
             goal_ns=goal_ns,
-            seeds=[_slices(plan) for plan in seeds],
+            seeds=[_slices(plan) for plan in seeds if plan.tensors == profile.tensors],
             budget=min(self.budget, TENSOR_BUDGET * len(round_.elements)),
         )
         needed = self.in_flight

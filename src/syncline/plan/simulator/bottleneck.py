@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from syncline.plan.network import Network
-from syncline.plan.plan import Plan
+from syncline.plan.plan import Plan, Tensor
 from syncline.plan.simulator.analysis import PathStep, critical_path, path_parts
 from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.whatif import Change, Planned, WhatIfSimulator
@@ -104,7 +104,7 @@ def _communication(
     """Return the sentence, and the bandwidth or worker count that would lift the limit."""
     said = (
         f"communication-bound: {_percent(share)} of the iteration is exposed "
-        f"{_exchange(planned)} of {layers_of(planned.plan, steps)}; "
+        f"{_exchange(planned)} of {layers_of(planned.plan, planned.profile.tensors, steps)}; "
     )
     rate = _first(
         LADDER_GBIT_S,
@@ -189,13 +189,18 @@ def _percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "less than 1 %"
 
 
-def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
-    """Return the layers of most of the messages' time on a path, such as ``"layers fc6-fc7"``."""
+def layers_of(plan: Plan, ready: Iterable[Tensor], steps: Sequence[PathStep]) -> str:
+    """Return the layers of most of the messages' time on a path, such as ``"layers fc6-fc7"``.
+
+    ``ready`` are the plan's tensors in ready order. A layer is a tensor's name up to the last dot.
+    """
     time_ns: Counter[int] = Counter()
     for step in steps:
         if step.message is not None:
             time_ns[step.message] += step.duration_ns
-    names, layer_of = _layers(plan)
+    owners = [_layer(tensor) for tensor in ready]
+    names = list(dict.fromkeys(reversed(owners)))  # in forward order
+    place = {name: index for index, name in enumerate(names)}
     tensors = plan.message_tensors()
     wanted_ns = MOST_OF_IT * sum(time_ns.values())
     found: set[int] = set()
@@ -203,7 +208,7 @@ def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
         if wanted_ns <= 0:
             break
         wanted_ns -= time_ns[message]
-        found.update(layer_of[tensor] for tensor in tensors[message])
+        found.update(place[_layer(plan.tensors[tensor])] for tensor in tensors[message])
     if len(found) in (0, len(names)):
         return "all layers"
     ranges = _ranges(sorted(found))
@@ -215,12 +220,8 @@ def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
     return f"layer{'s' if len(found) > 1 else ''} {' and '.join(said)}"
 
 
-def _layers(plan: Plan) -> tuple[list[str], list[int]]:
-    """Return the layers (names up to the last dot) in forward order, and that of each tensor."""
-    owners = [tensor.name.rpartition(".")[0] or tensor.name for tensor in plan.tensors]
-    names = list(dict.fromkeys(reversed(owners)))
-    index = {name: place for place, name in enumerate(names)}
-    return names, [index[owner] for owner in owners]
+def _layer(tensor: Tensor) -> str:
+    return tensor.name.rpartition(".")[0] or tensor.name
 
 
 def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -67,7 +67,7 @@ def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
     """
 
     def exchange(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
-        chosen = wire if bucket.buffer().dtype == torch.float32 else None
+        chosen = wire if bucket.parameters()[0].dtype == torch.float32 else None
         if chosen == "bfloat16":
             return default_hooks.bf16_compress_hook(group, bucket)
         if chosen == "float16":
