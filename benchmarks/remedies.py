@@ -32,10 +32,8 @@ from syncline.plan.advice import Advice
 ROOT = Path(__file__).parents[1]
 RATES = ("100mbit", "250mbit", "1gbit")
 WARM_UP, STEPS = 8, 16
-"""Of a start whose plan is known: Syncline's runs from the third step on."""
-FIRST_STEPS = 100  # until a plan was checked and saved
-MOST_FIRST = 2
-"""Starts until one is kept."""
+SETTLED = 140
+"""Iterations after which Syncline has decided, without a plan of an earlier start."""
 DEADLINE_S = 600.0
 FASTER = "10gbit"
 ACCUMULATED = 4
@@ -94,7 +92,6 @@ class Bench:
 
     def __init__(self, script: dict[str, Any], rate: str, hosts: int, python: str) -> None:
         self._script, self._rate, self._hosts, self._python = script, rate, hosts, python
-        self._cache = tempfile.TemporaryDirectory()
 
     def turns(self, cell: dict[str, Any], rounds: int) -> Any:
         """Measure what a cell lacks; yield after each turn."""
@@ -140,13 +137,8 @@ class Bench:
     def _turn(self, name: str, remedy: dict[str, Any]) -> tuple[float, str]:
         """Return the seconds an iteration of one start, and a hash of its last parameters."""
         if name in RUNS:
-            cache = Path(self._cache.name, name.replace(" ", "-"))
-            run = (*RUNS[name], "--cache", str(cache))
-            for _ in range(MOST_FIRST if name != "sparse" else 0):  # its plan is never saved
-                if not any(cache.glob("*")):
-                    self._timed(FIRST_STEPS, run)
-            steps = WARM_UP if any(cache.glob("*")) else FIRST_STEPS
-            return self._timed(steps + STEPS, run)
+            with tempfile.TemporaryDirectory() as cache:
+                return self._timed(SETTLED + STEPS, (*RUNS[name], "--cache", cache))
         if name == "bucket size":
             mib = int(remedy["how"].partition("bucket_cap_mb=")[2].rstrip(")"))
             return self._timed(WARM_UP + STEPS, bucket_cap_mb=mib)
@@ -171,6 +163,8 @@ class Bench:
             timed = ["-m", "benchmarks.timed_script", json.dumps(job)]
             self._run([*launched, *timed, *self._script["command"], *more], rate or self._rate)
             found = json.loads(Path(into.name).read_text())
+        if found["phase"] not in ("steady", "torch's DDP"):
+            print(f"not settled: {found['phase']}", flush=True)
         begins_s = found["begins_s"][-STEPS - 1 :: ACCUMULATED]
         return median([b - a for a, b in pairwise(begins_s)]) / ACCUMULATED, found["digest"]
 
