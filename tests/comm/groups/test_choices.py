@@ -75,6 +75,19 @@ def _places(value: Any) -> Any:
             yield from _places(inner)
 
 
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_any_bytes_are_refused(text: bytes | str) -> None:
+    with pytest.raises(FileError):
+        Choices.from_json(text)
+
+
+def test_a_file_that_was_cut_off_is_refused() -> None:
+    whole = choices().to_json().rstrip()
+    for length in range(len(whole)):
+        with pytest.raises(FileError):
+            Choices.from_json(whole[:length])
+
+
 def region(from_bytes: int, algorithm: str = "ring", block_bytes: int | None = None) -> Region:
     return Region(from_bytes=from_bytes, algorithm=algorithm, block_bytes=block_bytes)
 

@@ -12,6 +12,7 @@ from syncline.errors import UserError
 from syncline.plan.network import Network
 from syncline.plan.planners import PLANNERS, Planner, planned, planner_named
 from syncline.plan.planners.base import MergingPlanner
+from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.horovod import Horovod
 from syncline.plan.planners.p3 import P3
 from syncline.plan.planners.table import CANDIDATES, PUBLISHED, SCHEDULERS
@@ -32,6 +33,7 @@ def test_plans_cover_every_gradient_in_ready_order(profile: Profile, network: Ne
         assert plan.difference(profile.gradients, network.workers) is None
         assert [t.name for t in plan.tensors] == [g.name for g in profile.gradients]
         assert spans(plan) == list(itertools.pairwise([0, *(m.stop for m in plan.messages)]))
+        assert isinstance(planner, MergingPlanner | Ddp)
         if isinstance(planner, MergingPlanner):
             last = planner.last_tensors(profile, network)
             assert last == sorted(set(last))

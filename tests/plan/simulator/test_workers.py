@@ -1,9 +1,6 @@
-"""Who is slower, and who is simulated apart; strategies by name."""
+"""Who is slower, and who is simulated apart."""
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.plan.simulator.strategy import STRATEGIES, Strategy, strategy_named
 from syncline.plan.simulator.workers import ALIKE, Workers, parse_stragglers
 from tests import strategies as some
 
@@ -66,38 +62,20 @@ def test_what_is_no_straggler(text: str) -> None:
         parse_stragglers(text)
 
 
-named = partial(Strategy, name="s")
-
-
 @pytest.mark.parametrize(
-    ("make", "fields", "message"),
+    ("fields", "message"),
     [
-        (Workers, {"stragglers": ((-1, 1.0),)}, "rank must be at least 0"),
-        (
-            Workers,
-            {"stragglers": ((0, 0.0),)},
-            "factor of rank 0 must be between 0.001 and 1000, found 0",
-        ),
-        (Workers, {"stragglers": ((0, float("nan")),)}, "factor of rank 0"),
-        (Workers, {"spread": -0.1}, "spread must be between 0 and 2"),
-        (Workers, {"jitter": 3.0}, "jitter must be between 0 and 2"),
-        (Workers, {"jitter": float("inf")}, "jitter must be between 0 and 2"),
-        (named, {"loaders": 0}, "strategy 's': loaders must be at least 1, found 0"),
-        (named, {"ahead": 0}, "strategy 's': ahead must be at least 1, found 0"),
-        (named, {"loaders": 2}, "loaders has no effect without prefetch_data"),
-        (named, {"prefetch_data": True, "one_loader": True}, "one_loader has no effect without"),
+        ({"stragglers": ((-1, 1.0),)}, "rank must be at least 0"),
+        ({"stragglers": ((0, 0.0),)}, "factor of rank 0 must be between 0.001 and 1000, found 0"),
+        ({"stragglers": ((0, float("nan")),)}, "factor of rank 0"),
+        ({"spread": -0.1}, "spread must be between 0 and 2"),
+        ({"jitter": 3.0}, "jitter must be between 0 and 2"),
+        ({"jitter": float("inf")}, "jitter must be between 0 and 2"),
     ],
 )
-def test_what_is_refused(make: Any, fields: dict[str, object], message: str) -> None:
+def test_what_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        make(**fields)
-
-
-def test_presets() -> None:
-    assert all(strategy.name == name for name, strategy in STRATEGIES.items())
-    assert strategy_named("caffe-mpi").prefetch_copy
-    with pytest.raises(UserError, match=r"unknown strategy 'cafe-mpi'.*caffe-mpi"):
-        strategy_named("cafe-mpi")
+        Workers(**fields)  # type: ignore[arg-type]
 
 
 def test_a_rank_that_is_not_there() -> None:
