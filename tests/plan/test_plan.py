@@ -118,7 +118,7 @@ def test_the_difference_is_named(tensors: list[Tensor], workers: int, said: str)
         ("sparse", "all-reduce", 3, "ff", "and holds a part of a tensor"),
         ("bfloat16", "all-reduce", 4, "dd", "and holds 't0' of float64; only float32 can"),
         ("sparse", "reduce-scatter", 4, "ff", "which no reduce-scatter can"),
-        ("float16", "reduce-scatter", 4, "ff", "of the same elements travel as different types"),
+        ("float16", "reduce-scatter", 4, "ff", "all-gathers travel as dense and float16"),
     ],
 )
 def test_what_cannot_travel_lossily(

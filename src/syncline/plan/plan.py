@@ -167,9 +167,10 @@ class Plan(Document, frozen=True, kw_only=True):
         kinds: tuple[MessageCollective, ...] = ("reduce-scatter", "all-gather")
         summed_as, gathered_as = (self._payloads(kind) for kind in kinds)
         if summed_as != gathered_as:
+            payloads = sorted(summed_as.keys() | gathered_as.keys())
             raise UserError(
-                "plan: reduce-scatters and all-gathers of the same elements travel as different "
-                "types; let them travel alike"
+                f"plan: reduce-scatters and all-gathers travel as {' and '.join(payloads)}; let "
+                "those of the same elements travel alike"
             )
 
     def _payloads(self, collective: MessageCollective) -> dict[Payload, list[tuple[int, int]]]:

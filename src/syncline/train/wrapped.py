@@ -129,7 +129,8 @@ class Wrapped:
         if len({p.dtype for p in parameters}) > 1:
             if self.ddp.static_graph:
                 return (
-                    "gradients are of several dtypes in a static graph, which reports no single one"
+                    "gradients are of several dtypes in a static graph, where DDP reports none "
+                    "before its bucket is full"
                 )
             if not all(p.numel() for p in parameters):
                 return "gradients are of several dtypes, and one has no element"

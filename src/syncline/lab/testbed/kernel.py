@@ -66,7 +66,8 @@ def die_with_parent() -> None:
 
 def may_make_namespaces() -> bool:
     """Return whether this process may make network namespaces without a user namespace."""
-    held = int(Path("/proc/self/status").read_text().partition("CapEff:")[2].split()[0], 16)
+    status = Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:")[2].split()[0], 16)
     return bool(held >> _CAP_NET_ADMIN & 1 and held >> _CAP_SYS_ADMIN & 1)
 
 

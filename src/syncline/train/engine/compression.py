@@ -153,8 +153,7 @@ class Compressing:
     ) -> None:
         self.compression = compression
         self._gradient_bytes = sum(p.nbytes for p in parameters.values())
-        parameters = of_float32(parameters)
-        self._parameters = dict(parameters)
+        self._parameters = parameters = of_float32(parameters)
         self._session: Session | None = None  # the session of a sparse exchange; None otherwise
         self._exchange: Session | _Rounding
         if isinstance(compression, Recipe):
