@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import random
@@ -369,9 +370,12 @@ def refusing(folder: str, name: str) -> None:
         with joined(folder, route=route) as group:
             group.all_reduce(elements(torch.ones(1))).wait()
 
+    # A FileStore opens its file as it goes, and ends the process where it cannot: the limit holds
+    # for no store of an earlier group, and is lifted before the error, which holds this one, goes.
+    gc.collect()
     with (
-        refusal() if is_refused else nullcontext(),
         pytest.raises((PeerError, UserError) if is_refused else PeerError, match=f"^{words}"),
+        refusal() if is_refused else nullcontext(),
     ):
         take_part()
     assert time.monotonic() - began_s < DEADLINE_S < TIMEOUT_S
