@@ -173,6 +173,10 @@ def test_the_request_reaches_the_processes(monkeypatch: pytest.MonkeyPatch) -> N
     CliRunner().invoke(cli, ["run", "train.py", "-m", "x"], catch_exceptions=False)
     assert started[1][1][0] == sys.executable
     assert started[1][1][-3:] == ["train.py", "-m", "x"]
+    for name in ("bf16", "bfloat16"):
+        CliRunner().invoke(cli, ["run", "--compression", name, "x.py"], catch_exceptions=False)
+        expected = Request(compression="bfloat16")
+        assert started[-1][2][LAUNCHED] == expected.to_variable()[LAUNCHED]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from syncline.cli.run import run
 from syncline.cli.train import train
 from syncline.files.traces.layer_table import read_layer_table
 from syncline.lab.training.config import COMPRESSIONS, Hyperparameters, TrainingConfig
@@ -71,6 +72,8 @@ def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
     text = CliRunner().invoke(train, ["--help-all"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
     assert {*MODELS, *DATA, *PLANNERS, *COMPRESSIONS} <= words
+    words = set(CliRunner().invoke(run, ["--help"]).output.replace(",", " ").split())
+    assert {*PLANNERS, *COMPRESSIONS} <= words
 
 
 def test_the_command_is_listed_without_torch() -> None:

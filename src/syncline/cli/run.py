@@ -10,16 +10,22 @@ from pathlib import Path
 
 import click
 
-from syncline.cli.train import training_options
-from syncline.errors import UserError, require_known
-from syncline.lab.training.config import COMPRESSIONS, DENSE_BELOW, ROUNDED, is_sparse
+from syncline.cli.train import NAMES, training_options
+from syncline.errors import UserError
+from syncline.lab.training.config import (
+    DENSE_BELOW,
+    compression_named,
+    is_sparse,
+    require_compression,
+)
 from syncline.plan.planners import planner_named
-from syncline.plan.recipe import SPARSE_NAMES, Compression, Recipe
+from syncline.plan.recipe import Compression
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """With 0, torch does not call the entry points that load Syncline into a script's processes."""
 
-EPILOG = """\b
+EPILOG = f"""{NAMES}
+\b
 Under a launcher, either works:
   torchrun --nproc-per-node 2 -m syncline.run train.py ARGS
   syncline run -- torchrun --nproc-per-node 2 train.py ARGS
@@ -100,12 +106,9 @@ def start(command: tuple[str, ...], variables: dict[str, str], *, module: bool) 
 
 def _compression(name: str | None, density: float | None) -> Compression | None:
     if name is not None:
-        require_known("compression", name, COMPRESSIONS)
+        require_compression(name)
     if is_sparse(name) != (density is not None):
         raise UserError("--compression gtopk, gtopk-tree or topk and --density go together")
     if name is None:
         return None
-    if name in ROUNDED:
-        return ROUNDED[name]
-    assert density is not None
-    return Recipe(density=density, algorithm=SPARSE_NAMES[name], dense_below_elements=DENSE_BELOW)
+    return compression_named(name, density, dense_below_elements=DENSE_BELOW)

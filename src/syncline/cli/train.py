@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain
@@ -39,7 +40,7 @@ Data:
 Under torchrun the command is one worker of torchrun's job and starts none itself.
 """
 
-DETAILS = f"""\b
+NAMES = f"""\b
 Compressions:
   gtopk       the largest gradients of all workers, by a butterfly
   gtopk-tree  the same, by the paper's tree and broadcast
@@ -49,7 +50,7 @@ Compressions:
 
 \b
 Planners:
-  {", ".join(PLANNERS)}
+  {textwrap.fill(", ".join(PLANNERS), 76, subsequent_indent="  ")}
 """
 
 OPTIONS = (
@@ -73,7 +74,7 @@ FIELDS = fields_of(TrainingConfig) | {
 training_options = partial(field_options, FIELDS)  # adds options for fields of TrainingConfig
 
 
-@click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG, details=DETAILS)
+@click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG, details=NAMES)
 @click.option("--model", default="resnet20", help="One of those below.")
 @click.option("--data", help="One of those below.  [default: by the model]")
 @training_options(*OPTIONS, *chain(*GROUPS.values()))

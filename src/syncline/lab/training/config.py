@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -11,7 +11,7 @@ from syncline.errors import UserError, require_known
 from syncline.plan.document import Value, described
 from syncline.plan.planners import planner_named
 from syncline.plan.quantities import require_count, require_finite
-from syncline.plan.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
+from syncline.plan.recipe import SPARSE_NAMES, Compression, Recipe, Rounded
 
 ScheduleName = Literal["constant", "step", "cosine"]
 
@@ -79,12 +79,11 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 
-ROUNDED: dict[str, Rounded] = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
-"""The types of ``--compression`` in which every element is sent, by their short names."""
-COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {**SPARSE_NAMES, **ROUNDED}
-"""What ``--compression`` may be: one of these types, or a sparse algorithm by its short name."""
-FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
-"""Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
+_ROUNDED: dict[str, Rounded] = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
+COMPRESSIONS = (*SPARSE_NAMES, *_ROUNDED)
+"""What ``--compression`` may be. The full names, which files and classes give, are taken, too."""
+_ALGORITHMS = SPARSE_NAMES | {name: name for name in SPARSE_NAMES.values()}
+_TYPES = _ROUNDED | {name: name for name in _ROUNDED.values()}
 DENSE_BELOW = 1024
 """Parameters of fewer elements are sent whole. Elements are selected parameter by parameter, so a
 bias or a norm would send only one or two a step, and the rest late and all at once."""
@@ -92,7 +91,20 @@ bias or a norm would send only one or two a step, and the rest late and all at o
 
 def is_sparse(compression: str | None) -> bool:
     """Return whether a ``--compression`` sends only the largest gradients."""
-    return compression is not None and compression not in ROUNDED
+    return compression in _ALGORITHMS
+
+
+def require_compression(name: str) -> None:
+    """Raise a UserError for an unknown ``--compression``."""
+    require_known("compression", name, COMPRESSIONS, also={*_ALGORITHMS, *_TYPES})
+
+
+def compression_named(name: str, density: float | None, **settings: Any) -> Compression:
+    """Return what a ``--compression`` asks for, with the settings of a sparse one's recipe."""
+    if name in _TYPES:
+        return _TYPES[name]
+    assert density is not None
+    return Recipe(density=density, algorithm=_ALGORITHMS[name], **settings)
 
 
 class TrainingConfig(Value, frozen=True):
@@ -225,13 +237,9 @@ class TrainingConfig(Value, frozen=True):
         """Return how gradients are compressed; each density of the warm-up is for an epoch."""
         if self.compression is None:
             return None
-        if self.compression in ROUNDED:
-            return ROUNDED[self.compression]
-        algorithm = (SPARSE_NAMES | FULL_NAMES)[self.compression]
-        assert self.density is not None
-        return Recipe(
-            density=self.density,
-            algorithm=algorithm,
+        return compression_named(
+            self.compression,
+            self.density,
             warmup=self.density_warmup,
             warmup_steps=steps_per_epoch if self.density_warmup else 0,
             dense_below_elements=self._dense_below,
@@ -251,7 +259,7 @@ class TrainingConfig(Value, frozen=True):
                         f"{option} is for sparse exchange; name it with --compression gtopk"
                     )
             return
-        require_known("compression", self.compression, COMPRESSIONS, also=FULL_NAMES)
+        require_compression(self.compression)
         if not self.is_sparse and any(given for _, given in sparse_only):
             raise UserError(
                 f"--compression {self.compression} sends every element, so there is no density; "
