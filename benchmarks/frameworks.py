@@ -2,9 +2,13 @@
 
 Emulated hosts train a small transformer with real computing, in turns: Lightning with validation
 and clipping, the Hugging Face Trainer with its defaults, and the loop of nanoGPT; in ``mixed`` the
-latter with weights in bfloat16 and norms in float32. By default there are as many hosts as cores,
-and the links have a rate at which exchange and computing take about equally long. One measured run
-makes the plan of each framework; the timed runs begin with it.
+latter with weights in bfloat16 and norms in float32. In ``unused`` one head is not used, layers are
+registered as in DETR (what runs first comes last), and no optimizer overlaps: what differs from
+DDP, which does not rebuild its buckets of 1 MiB then, is the order of the messages.
+
+By default there are as many hosts as cores, and the links have a rate at which exchange and
+computing take about equally long. One measured run makes the plan of each framework; the timed runs
+begin with it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,7 +64,8 @@ def main() -> None:
             rows[framework] = contest(bed, framework, arguments)
     settings = {"hosts": arguments.hosts, "rate": arguments.rate, "steps": arguments.steps}
     name = "frameworks" if arguments.hosts == 2 else f"frameworks_{arguments.hosts}_hosts"
-    name += "_mixed" if arguments.frameworks == ["mixed"] else ""
+    extra = [each for each in arguments.frameworks if each not in FRAMEWORKS]
+    name += "".join(f"_{each}" for each in extra)
     save(name, {"settings": settings, "rows": rows}, module="frameworks")
 
 
@@ -173,6 +179,26 @@ class Language(nn.Module):
         return cross_entropy(self.head(x).float().flatten(0, 1), words[:, 1:].flatten())
 
 
+def mixed_language() -> Language:
+    """Return a model with weights in bfloat16 and norms in float32."""
+    model = Language().bfloat16()
+    for part in model.modules():
+        if isinstance(part, Norm):
+            part.float()
+    return model
+
+
+def unused_language() -> Language:
+    """Return a model whose first layers are registered last, with a head that nothing uses."""
+    model = Language()
+    model.spare = nn.Linear(WIDTH, WORDS)
+    for name in ("blocks", "embedding"):
+        layers = getattr(model, name)
+        delattr(model, name)
+        setattr(model, name, layers)
+    return model
+
+
 def words_of(steps: int) -> torch.Tensor:
     """Return lines of text for every step of every worker, of shape (lines, LENGTH)."""
     text = Path(__file__).read_bytes()
@@ -188,26 +214,27 @@ Trained = tuple[list[float], float, Path]
 
 
 def nanogpt(
-    ours: bool, options: dict[str, Any], steps: int, folder: Path, *, mixed: bool = False
+    ours: bool,
+    options: dict[str, Any],
+    steps: int,
+    folder: Path,
+    *,
+    made: Callable[[], nn.Module] = Language,
+    overlaps: bool = True,
+    **settings: Any,
 ) -> Trained:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    module = Language()
-    if mixed:
-        module.bfloat16()
-        for part in module.modules():
-            if isinstance(part, Norm):
-                part.float()
     model: Any
     if ours:
-        model = syncline.DistributedDataParallel(module, **options)
+        model = syncline.DistributedDataParallel(made(), **settings, **options)
     else:
-        model = nn.parallel.DistributedDataParallel(module)
+        model = nn.parallel.DistributedDataParallel(made(), **settings)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer: Any = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95))
-    optimizer = model.overlap(optimizer) if ours else optimizer
+    optimizer = model.overlap(optimizer) if ours and overlaps else optimizer
     lines = words_of(steps)[rank :: torch.distributed.get_world_size()]
     ends_s, loss = [], torch.zeros(())
     for step in range(steps):
@@ -308,7 +335,14 @@ TRAINED = {
     "lightning": lightning,
     "transformers": transformers,
     "nanogpt": nanogpt,
-    "mixed": functools.partial(nanogpt, mixed=True),
+    "mixed": functools.partial(nanogpt, made=mixed_language),
+    "unused": functools.partial(
+        nanogpt,
+        made=unused_language,
+        overlaps=False,
+        find_unused_parameters=True,
+        bucket_cap_mb=1,
+    ),
 }
 
 if __name__ == "__main__":
