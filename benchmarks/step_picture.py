@@ -39,7 +39,11 @@ def draw(results: Results, path: Path) -> None:
     by_rate = {
         rate: sorted(
             (measured for measured in cells if measured.rate == rate),
-            key=lambda measured: (list(MODELS).index(measured.model), measured.workers),
+            key=lambda measured: (
+                list(MODELS).index(measured.model),
+                measured.workers,
+                measured.clip,
+            ),
         )
         for rate in dict.fromkeys(measured.rate for measured in cells)
     }
@@ -58,7 +62,7 @@ def draw(results: Results, path: Path) -> None:
         _table(panel, of_rate, names)
         panel.set_title(
             f"links of {bit_rate(parse_bandwidth(rate))}: seconds an iteration over the bound, "
-            "\nmax(compute alone, one all-reduce alone), which stands below",
+            "\nmax(compute alone, one float32 all-reduce alone), which stands below",
             loc="left",
             fontsize=10,
         )
@@ -102,15 +106,17 @@ def _table(panel: Any, cells: list[Measured], names: list[str]) -> None:
         # Above the middle of its columns, so that names have room.
         is_middle = column == of_model[(len(of_model) - 1) // 2]
         title = MODELS[measured.model].title if is_middle else ""
-        titles.append(f"P = {measured.workers}\n{measured.bound_s:.2f} s\n{title}")
+        clipped = ", clipped" if measured.clip and not all(other.clip for other in cells) else ""
+        titles.append(f"P = {measured.workers}{clipped}\n{measured.bound_s:.2f} s\n{title}")
     panel.set_xticks(range(len(cells)), titles, fontsize=8)
     panel.tick_params(length=0)
 
 
 def _predictions(panel: Any, cells: list[Measured]) -> None:
     plans = [name for name in OURS if any(measured.times_s(name) for measured in cells)]
-    colours = dict(zip(RATES, ("tab:blue", "tab:orange"), strict=True))
-    for rate in dict.fromkeys(measured.rate for measured in cells):
+    rates = dict.fromkeys([*RATES, *(measured.rate for measured in cells)])
+    colours = dict(zip(rates, mpl.color_sequences["tab10"], strict=False))
+    for rate in rates:
         points = [
             (place + SPREAD * (number / max(len(cells) - 1, 1) - 0.5), 1 / (1 + error))
             for place, name in enumerate(plans)
@@ -119,7 +125,7 @@ def _predictions(panel: Any, cells: list[Measured]) -> None:
         ]
         if points:
             columns = zip(*points, strict=True)
-            panel.plot(*columns, ".", markersize=5, color=colours.get(rate, "0.3"), label=rate)
+            panel.plot(*columns, ".", markersize=5, color=colours[rate], label=rate)
     panel.axhspan(0.9, 1.1, color="0.88", label="within 10 %", zorder=0)
     panel.axhline(1, color="0.5", linewidth=1)
     panel.set_yscale("log")
