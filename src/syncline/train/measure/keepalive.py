@@ -18,6 +18,9 @@ import torch
 
 PATIENCE_S = 1.0  # longest wait at exit: a thread that waits for a peer releases nothing
 POLL_S = 0.001
+LEAVING_S = 0.02
+"""For the thread that freed the last tensor: torch gives the interpreter away while it frees one,
+after it has cleared the weak references, and takes it again."""
 RELEASED = 90
 BEFORE_RELEASED = RELEASED + 1
 """Priorities of the process's finalizers: the wait for released tensors, and what must come before
@@ -49,6 +52,7 @@ def _await_releases() -> None:
     deadline = time.monotonic() + PATIENCE_S
     while any(alias() is not None for alias in tuple(_aliases)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
+    time.sleep(LEAVING_S)
 
 
 def _forget_after_fork() -> None:
