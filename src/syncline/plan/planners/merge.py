@@ -7,6 +7,7 @@ from typing import ClassVar
 from syncline import _native
 from syncline.plan.network import Network
 from syncline.plan.planners.base import MergingPlanner
+from syncline.plan.planners.slices import whole_tensors
 from syncline.plan.profile import Profile
 
 
@@ -24,21 +25,8 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
         contention = network.contention
         # Nanoseconds of full-speed transmission during one nanosecond's worth of computing.
         sent_per_ns = contention.computing / contention.exchange
-        ready: list[int] = []
-        sizes: list[int] = []
-        last: list[int] = []
-        for index, (gradient, now) in enumerate(
-            zip(profile.gradients, profile.ready_ns(), strict=True)
-        ):
-            now = round(now * sent_per_ns)
-            # A tensor without elements joins the one before it, or the next if it comes first: no
-            # plan can send it by itself, but the message that holds it waits for it.
-            if sizes and (gradient.size_bytes == 0 or sizes[-1] == 0):
-                ready[-1], last[-1] = now, index
-                sizes[-1] += gradient.size_bytes
-            else:
-                ready.append(now)
-                sizes.append(gradient.size_bytes)
-                last.append(index)
+        ready_ns, tensors = profile.ready_ns(), whole_tensors(profile)
+        ready = [round(ready_ns[t.tensor] * sent_per_ns) for t in tensors]
+        sizes = [t.size_bytes for t in tensors]
         rows = network.all_reduce.never_falling().rows()
-        return [last[index] for index in _native.merge(ready, sizes, rows)]
+        return [tensors[index].tensor for index in _native.merge(ready, sizes, rows)]
