@@ -13,10 +13,10 @@ from reproduce.common import ORANGE, YELLOW, Result, figure, lanes, run, span
 from reproduce.inputs import chain
 from syncline.plan.network import Network
 from syncline.plan.planners import planner_named
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.graph import TaskGraph
 from syncline.plan.simulator.steady import steady_state
 from syncline.plan.simulator.strategy import strategy_named
-from syncline.plan.simulator.workers import ALIKE
 
 NAME = "dag_fig1"
 GPUS = 4
@@ -97,7 +97,7 @@ def compute() -> Result:
     plan = planner_named("wfbp").plan(profile, network)
     strategies = {}
     for name in STRATEGIES:
-        steady = steady_state(profile, network, plan, strategy=strategy_named(name), workers=ALIKE)
+        steady = steady_state(Scenario(profile, network, strategy_named(name)), plan)
         # Iterations that begin from nothing are simulated once; shown, they repeat.
         period_ms = steady.period_ns / 1e6
         spans: list[tuple[str, int, str, str, float]] = []

@@ -65,6 +65,10 @@ def test_sharding(compare: Compared, printed: Printed, profile: Path, tmp_path: 
     assert sharded.of("ddp").iteration_s > whole.of("ddp").iteration_s
     assert sharded.of("overlap").iteration_s < sharded.of("ddp").iteration_s
     assert printed("simulate", profile, "1gbit", "--shard", "--workers", "4,8")
+    to = ("--latency", "20us", "--timeline", tmp_path / "timeline")
+    printed("simulate", profile, "1gbit", "--shard", "--planner", "ddp", *to)
+    labels = [span.label for span in Timeline.load(tmp_path / "timeline").spans]
+    assert labels.count("gather parameters") == 1
 
 
 @pytest.mark.parametrize(

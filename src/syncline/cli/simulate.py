@@ -28,7 +28,7 @@ from syncline.plan.planners.overlap import candidates
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.calibration import calibrated
-from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.predict import predict, timeline_of
 from syncline.plan.simulator.study import study
 from syncline.plan.simulator.transformations import with_sharding
 from syncline.plan.simulator.whatif import Change, WhatIfSimulator
@@ -293,7 +293,5 @@ def _sweep(
     """Simulate every point; the timeline is that of the fastest planner at the chosen one."""
     chosen = None if point is None else point - 1
     made = study(simulator, points, model=model, chosen=chosen, notes=notes, track=sweep.tracked)
-    change = points[made.bottleneck.point]
-    profile, network, plan, *_ = simulator.plan_at(change, made.bottleneck.planner)
-    forecast = predict(profile, network, plan, strategy=change.strategy, workers=change.behaviour)
-    return made, forecast.timeline
+    best = simulator.plan_at(points[made.bottleneck.point], made.bottleneck.planner)
+    return made, timeline_of(best.scenario, best.plan, best.steady)

@@ -8,7 +8,7 @@ from syncline.files.report.bundle import Bundle
 from syncline.files.report.whatif_words import what_if_bundle
 from syncline.plan.network import Link, Network
 from syncline.plan.planners import PLANNERS
-from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.predict import timeline_of
 from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.study import study
 from syncline.plan.simulator.whatif import Change, WhatIfSimulator, changes
@@ -27,12 +27,8 @@ def bundle_of(points: list[Change], *planners: str, notes: tuple[str, ...] = ())
     plans = {name: PLANNERS[name].plan for name in planners or PLANNERS_ASKED}
     simulator = WhatIfSimulator(make_profile(), network, plans)
     made = study(simulator, points, model="resnet18", notes=notes)
-    change = points[made.bottleneck.point]
-    own = simulator.plan_at(change, made.bottleneck.planner)
-    timeline = predict(
-        own.profile, own.network, own.plan, strategy=change.strategy, workers=change.behaviour
-    ).timeline
-    return what_if_bundle(made, timeline)
+    own = simulator.plan_at(points[made.bottleneck.point], made.bottleneck.planner)
+    return what_if_bundle(made, timeline_of(own.scenario, own.plan, own.steady))
 
 
 @cache

@@ -16,6 +16,7 @@ from syncline.lab.replay.work import Computation, measured_timeline
 from syncline.plan.plan import Plan
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.predict import predict, predict_computation_s
 from syncline.plan.simulator.transformations import with_compute_scale
 from tests import strategies as some
@@ -68,7 +69,7 @@ def test_one_message_takes_what_is_predicted(profile: Profile, curve: some.Integ
 def test_computation_alone_takes_what_the_profile_says(profile: Profile, late: list[int]) -> None:
     fake = FakeTime(lambda: late[fake.switches % len(late)])
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
-    assert found == pytest.approx(predict_computation_s(profile, FREE) * 1e9, abs=2)
+    assert found == pytest.approx(predict_computation_s(Scenario(profile, FREE)) * 1e9, abs=2)
 
 
 def op(phase: str, milliseconds: int, name: str = "", **fields: object) -> Operation:
@@ -102,7 +103,7 @@ def test_a_host_that_launches_runs_beside_the_device() -> None:
     )
     fake = FakeTime()
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
-    assert found == round(predict_computation_s(profile, FREE) * 1e9)
+    assert found == round(predict_computation_s(Scenario(profile, FREE)) * 1e9)
 
 
 def test_what_is_read_after_the_update_belongs_to_the_iteration() -> None:

@@ -24,13 +24,10 @@ from syncline.plan.planners.overlap import Overlap
 from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.recipe import Recipe, Rounded
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.messages import message_costs_ns
-from syncline.plan.simulator.predict import (
-    DEFAULT_STRATEGY,
-    communication_bound_s,
-    predict,
-    simulate_plan,
-)
+from syncline.plan.simulator.predict import communication_bound_s, predict
+from syncline.plan.simulator.steady import steady_state
 from syncline.plan.simulator.transformations import with_wire
 from syncline.plan.sparse_costs import SparseSpeeds
 from tests import strategies as some
@@ -241,8 +238,8 @@ def test_no_mixed_plan_undercuts(data: st.DataObject, a_s: float, b: float, dens
     costs = compressing(network, recipe)
     found = predict(profile, costs, plan)
     iteration_s = found.prediction.iteration_s
-    steady = simulate_plan(profile, costs, plan)
-    bound_s = communication_bound_s(profile, costs, plan, steady, DEFAULT_STRATEGY)
+    scenario = Scenario(profile, costs)
+    bound_s = communication_bound_s(scenario, plan, steady_state(scenario, plan))
     # The clock rounds each task to a nanosecond.
     assert bound_s <= iteration_s + 1e-9 * (len(plan.messages) + 2)
 

@@ -15,8 +15,9 @@ from syncline.plan.network import Contention, Link
 from syncline.plan.planners import PLANNERS
 from syncline.plan.profile import Phase, Profile
 from syncline.plan.simulator.analysis import PathStep, critical_path, critical_tasks, path_parts
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.graph import TaskGraph
-from syncline.plan.simulator.predict import simulate_plan
+from syncline.plan.simulator.steady import steady_state
 from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.workers import ALIKE, Workers
 from syncline.plan.whatif import PathPart
@@ -164,7 +165,7 @@ def test_the_path_is_as_long_as_what_it_spans(
     if preset.prefetch_data:
         preset = msgspec.structs.replace(preset, loaders=loaders)
     plan = PLANNERS[planner].plan(profile, network)
-    steady = simulate_plan(profile, network, plan, strategy=preset, workers=workers)
+    steady = steady_state(Scenario(profile, network, preset, workers), plan)
 
     graph, last = steady.dag.graph, int(np.argmax(steady.stop_ns))
     path = critical_tasks(graph, steady.start_ns, steady.stop_ns, last)
@@ -188,7 +189,8 @@ def test_the_steps_say_what_they_are(workers: Workers, rank: int | None, slower:
     profile = some.profile_of([100, 100], [1000, 10], forward_ns=50, update_ns=20)
     network = line(1000, 4)
     plan = PLANNERS["wfbp"].plan(profile, network)
-    steps = critical_path(profile, plan, simulate_plan(profile, network, plan, workers=workers))
+    steady = steady_state(Scenario(profile, network, workers=workers), plan)
+    steps = critical_path(profile, plan, steady)
     assert [(s.kind, s.label, s.duration_ns, s.rank, s.message) for s in steps] == [
         ("forward", "forward", 50 * slower, rank, None),
         ("backward", "b0", 100 * slower, rank, None),

@@ -15,7 +15,7 @@ from syncline.plan.plan import Message
 from syncline.plan.planners.wfbp import Single, Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import lower_bound_ns, terms
-from syncline.plan.simulator.dag import build
+from syncline.plan.simulator.dag import Scenario, build
 from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.steady import steady_state
 from syncline.plan.simulator.strategy import STRATEGIES, Strategy
@@ -240,11 +240,11 @@ def test_contention_with_iterations_to_come(workers: Workers) -> None:
         line(0, 12), contention=Contention(computing=2.0, exchange=2.0)
     )
     plan = plan_of(profile, [(0, 1000)], wait="need")
-    run = {"strategy": STRATEGIES["loop"], "workers": workers}
-    steady = steady_state(profile, network, plan, **run)  # type: ignore[arg-type]
+    scenario = Scenario(profile, network, workers=workers)
+    steady = steady_state(scenario, plan)
     assert steady.error_ns == 0
     assert len(steady.ends_ns) == steady.dag.iterations // 2
-    dag = build(profile, network, plan, iterations=60, **run)  # type: ignore[arg-type]
+    dag = build(scenario, plan, iterations=60)
     middle = np.diff(dag.ends_ns(dag.graph.run()[1]))[20:30]
     assert set(middle.tolist()) == {steady.period_ns}
 
@@ -254,7 +254,7 @@ def test_what_depends_on_a_read_waits_for_it_with_several_loaders(one: bool) -> 
     operations = [op("data", 10), op("data", 1), op("copy", 1, 0), op("backward", 2)]
     profile = job(operations, gradient(1, 3))
     strategy = Strategy(name="s", prefetch_data=True, prefetch_copy=True, one_loader=one, loaders=2)
-    steady = steady_state(profile, line(0), None, strategy=strategy, workers=ALIKE)
+    steady = steady_state(Scenario(profile, line(0), strategy), None)
     first = [steady.start_ns[steady.dag.slot_tasks(slot)[0, 0]] for slot in range(4)]
     assert first == [0, 0, 10, 11]
 
@@ -416,6 +416,6 @@ def test_gathers_in_shards_wait_for_the_last_sum() -> None:
     """As pairs of a gather and a sum, these would be 250,000 edges; as many slices are common."""
     one = chain([0], [0], [500])
     plan = plan_of(one, [(i, i + 1) for i in range(500)]).in_shards()
-    found = build(one, line(1), plan, strategy=STRATEGIES["loop"], workers=ALIKE, iterations=1)
+    found = build(Scenario(one, line(1)), plan, iterations=1)
     assert len(plan.messages) == 1000
     assert sum(len(task.after) for task in found.messages) <= 2 * len(found.messages)

@@ -13,6 +13,7 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.predict import predict, predict_iteration_s
 from syncline.plan.simulator.steady import MOST_ITERATIONS, Steady, steady_state
 from syncline.plan.simulator.strategy import STRATEGIES, Strategy
@@ -32,7 +33,7 @@ def settled(
     """Return the steady state; without a network, of one message a layer that costs its size."""
     network = network or line(0)
     plan = plan or Wfbp().plan(profile, network)
-    return steady_state(profile, network, plan, strategy=strategy, workers=workers)
+    return steady_state(Scenario(profile, network, strategy, workers), plan)
 
 
 def test_one_iteration_where_nothing_carries_over() -> None:

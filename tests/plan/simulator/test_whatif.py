@@ -13,6 +13,7 @@ from syncline.errors import UserError
 from syncline.plan.network import Link, Network
 from syncline.plan.planners import PLANNERS
 from syncline.plan.profile import Baseline, Profile
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.predict import predict, predict_computation_s
 from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.study import study
@@ -36,6 +37,11 @@ ALONE = line(0, 0, workers=1)
 PROFILE = some.profile_of(
     [2_000_000] * 5, [2_000_000, 10, 500_000, 0, 800_000], forward_ns=4 * 10**6
 )
+
+
+def computation_s(profile: Profile) -> float:
+    """Return the iteration time of one worker, which exchanges nothing."""
+    return predict_computation_s(Scenario(profile, ALONE))
 
 
 def simulator(
@@ -95,7 +101,7 @@ def test_a_plan_without_gathers_gathers_parameters_after_a_sharded_update() -> N
 def test_more_workers_update_less_each() -> None:
     whole = some.profile_of([2_000_000] * 3, [200] * 3, update_ns=16 * 10**6)
     swept = simulator("ddp", profile=with_sharding(whole, 16))
-    few, many = (swept.plan_at(Change(workers=count), "ddp").profile for count in (4, 32))
+    few, many = (swept.plan_at(Change(workers=count), "ddp").scenario.profile for count in (4, 32))
     assert few.operations[-2].duration_s == pytest.approx(4e-3)
     assert many.operations[-2].duration_s == pytest.approx(0.5e-3)
 
@@ -145,7 +151,7 @@ def test_accumulation_with_a_host_that_launches() -> None:
             for g in profile.gradients
         ),
     )
-    one, three = (predict_computation_s(with_accumulation(profile, n), ALONE) for n in (1, 3))
+    one, three = (computation_s(with_accumulation(profile, n)) for n in (1, 3))
     # Each waits for its launch, as a batch alone.
     assert three == pytest.approx(one + 2 * (9 + 100) * 1e-9)
 
@@ -159,8 +165,8 @@ def test_an_absurd_compute_scale(scale: float) -> None:
 @some.few
 @given(profile=some.layer_profiles(), scale=st.sampled_from([0.25, 0.5, 2.0, 3.0]))
 def test_scaling_computing_scales_what_has_no_communication(profile: Profile, scale: float) -> None:
-    before = predict_computation_s(profile, ALONE)
-    after = predict_computation_s(with_compute_scale(profile, scale), ALONE)
+    before = computation_s(profile)
+    after = computation_s(with_compute_scale(profile, scale))
     rounding_s = 1e-9 * len(profile.operations)
     assert after == pytest.approx(scale * before, abs=rounding_s)
 

@@ -41,7 +41,7 @@ def bottleneck(
 ) -> Bottleneck:
     """Return what limits a planner at a point; ``change`` and ``index`` are the point's own."""
     planned = simulator.plan_at(change, planner)
-    steps = critical_path(planned.profile, planned.plan, planned.steady)
+    steps = critical_path(planned.scenario.profile, planned.plan, planned.steady)
     split = point.split(point.of(planner))
     kind = split.bound
     share = split.shares[kind]
@@ -102,9 +102,10 @@ def _communication(
     share: float,
 ) -> tuple[str, float | None, int | None]:
     """Return the sentence, and the bandwidth or worker count that would lift the limit."""
+    profile, network, *_ = planned.scenario
     said = (
         f"communication-bound: {_percent(share)} of the iteration is exposed "
-        f"{_exchange(planned)} of {layers_of(planned.plan, planned.profile.tensors, steps)}; "
+        f"{_exchange(planned)} of {layers_of(planned.plan, profile.tensors, steps)}; "
     )
     rate = _first(
         LADDER_GBIT_S,
@@ -117,12 +118,12 @@ def _communication(
         then = _fastest(simulator, change._replace(bandwidth_bytes_per_s=bandwidth)).bound
         return f"{said}{rate:g} Gbit/s would make it {then}-bound", bandwidth, None
     said += f"no bandwidth up to {LADDER_GBIT_S[-1]:g} Gbit/s would change that"
-    latency_s = planned.network.all_reduce.latency_s
+    latency_s = network.all_reduce.latency_s
     if latency_s > BOUND_SHARE / (1 - BOUND_SHARE) * planned.prediction.computation_s:
         said += f", since each message takes {latency_s * 1e3:.3g} ms to start"
     if not simulator.replans:
         return said, None, None
-    workers = _most_workers(simulator, change, planned.network)
+    workers = _most_workers(simulator, change, network)
     if workers is None:
         return f"{said}, nor would fewer workers", None, None
     then = _fastest(simulator, change._replace(workers=workers)).bound
@@ -132,8 +133,9 @@ def _communication(
 def _exchange(planned: Planned) -> str:
     if any(task.lane == "push" for task in planned.steady.dag.messages):
         return "push and pull"
-    if planned.network.algorithm in SPARSE_ALGORITHMS:
-        return f"{planned.network.algorithm} exchange"
+    algorithm = planned.scenario.network.algorithm
+    if algorithm in SPARSE_ALGORITHMS:
+        return f"{algorithm} exchange"
     kinds = dict.fromkeys(message.collective for message in planned.plan.messages)
     return " and ".join(kinds)
 

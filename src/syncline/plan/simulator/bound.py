@@ -13,9 +13,8 @@ from syncline.plan.cost import CostCurve
 from syncline.plan.network import Network
 from syncline.plan.profile import Profile
 from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.steady import steady_state
-from syncline.plan.simulator.strategy import STRATEGIES
-from syncline.plan.simulator.workers import ALIKE
 
 
 class Terms(NamedTuple):
@@ -68,9 +67,7 @@ def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
     """Return the period without communication: shorter than an iteration if the host runs ahead."""
     if profile.has_lanes:
         network = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
-        loop = STRATEGIES["loop"]
-        alone = steady_state(profile, network, None, strategy=loop, workers=ALIKE)
-        return int(alone.period_ns)
+        return int(steady_state(Scenario(profile, network), None).period_ns)
     update_ns = sum(o.duration_ns for o in profile.operations if o.is_device_update)
     return max(finish_ns, default=0) + sum(profile.deferred_updates_ns().values()) - update_ns
 

@@ -14,7 +14,9 @@ from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import COMPUTING, WAIT, Operation, Profile
 from syncline.plan.quantities import NS_PER_S
-from syncline.plan.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, simulate_plan
+from syncline.plan.simulator.dag import Scenario
+from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.steady import steady_state
 
 Floats = NDArray[np.float64]
 
@@ -245,7 +247,7 @@ def _root(increasing: Callable[[float], float], tolerance: float) -> float:
 
 def _slowdown_s(profile: Profile, network: Network, plan: Plan) -> float:
     """Return how much longer forward and backward pass take than with nothing in flight."""
-    steady = simulate_plan(profile, network, plan, strategy=DEFAULT_STRATEGY)
+    steady = steady_state(Scenario(profile, network), plan)
     slowdown_ns = 0
     for index, slot in enumerate(steady.dag.layout.slots):
         if slot.operation is None or slot.deferred_update:

@@ -26,10 +26,19 @@ from syncline.plan.quantities import NS_PER_S
 from syncline.plan.simulator.graph import TaskGraph, Times
 from syncline.plan.simulator.layout import IterationLayout, layout_of
 from syncline.plan.simulator.messages import MessageTask, message_tasks
-from syncline.plan.simulator.strategy import Strategy
-from syncline.plan.simulator.workers import WorkerClass, Workers
+from syncline.plan.simulator.strategy import DEFAULT_STRATEGY, Strategy
+from syncline.plan.simulator.workers import ALIKE, WorkerClass, Workers
 
 TaskIndices = NDArray[np.int64]
+
+
+class Scenario(NamedTuple):
+    """The circumstances under which iterations are simulated."""
+
+    profile: Profile  # of a worker of factor 1
+    network: Network
+    strategy: Strategy = DEFAULT_STRATEGY  # which tasks overlap
+    workers: Workers = ALIKE  # how much slower than the profile each worker is
 
 
 class Dag(NamedTuple):
@@ -102,20 +111,13 @@ NOT_COMPUTING = ("disk", "copy", "join")  # lanes that neither compute nor wait 
 WIRES = ("channel", "push", "pull")  # lanes on which messages are transmitted
 
 
-def build(
-    profile: Profile,
-    network: Network,
-    plan: Plan | None,
-    *,
-    strategy: Strategy,
-    workers: Workers,
-    iterations: int,
-) -> Dag:
-    """Build the graph of ``iterations`` iterations; ``profile`` is that of a worker of factor 1.
+def build(scenario: Scenario, plan: Plan | None, iterations: int) -> Dag:
+    """Build the graph of ``iterations`` iterations; without a plan nothing is exchanged.
 
-    Equal workers are simulated as one. Without a plan nothing is exchanged. Raise
-    UserError for more than a year or a billion tasks, or a straggler that is not in the network.
+    Equal workers are simulated as one. Raise UserError for more than a year or a billion tasks, or
+    a straggler that is not in the network.
     """
+    profile, network, strategy, workers = scenario
     classes = tuple(workers.classes(network.workers))
     on_need = plan is not None and plan.wait == "need"
     layout = layout_of(profile, strategy, on_need=on_need)

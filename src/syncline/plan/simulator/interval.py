@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 
-from syncline.plan.network import Network
 from syncline.plan.plan import Plan
-from syncline.plan.profile import Profile
 from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.steady import steady_state
-from syncline.plan.simulator.strategy import Strategy
 from syncline.plan.simulator.transformations import with_compute_scale
-from syncline.plan.simulator.workers import Workers
 
 SIMULATED = 1.08
 """Nine of ten iterations take what is simulated within this factor, if the profile, the network and
@@ -30,17 +27,14 @@ def interval_s(
     iteration_s: float,
     computation_s: float,
     communication_s: float,
-    *,
-    profile: Profile,
-    network: Network,
+    scenario: Scenario,
     plan: Plan,
-    strategy: Strategy,
-    workers: Workers,
 ) -> tuple[float, float]:
     """Return the ends of the interval that holds nine of ten measured iterations.
 
     The times are the prediction's. The page "Algorithms and costs" says what the factors rest on.
     """
+    profile, network = scenario.profile, scenario.network
     noise, misfit = 0.0, min(network.fit_error or 0.0, LARGEST_MISFIT)
     if (baseline := profile.baseline) is not None and baseline.iteration_s > 0:
         noise = NINE_OF_TEN * baseline.noise_s / baseline.iteration_s
@@ -52,9 +46,8 @@ def interval_s(
         if exchange == 1:
             return iteration_s * computing
         slower = with_compute_scale(profile, computing)
-        net = network.faster(1 / exchange)
-        steady = steady_state(slower, net, plan, strategy=strategy, workers=workers)
-        return steady.period_ns / NS_PER_S
+        changed = scenario._replace(profile=slower, network=network.faster(1 / exchange))
+        return steady_state(changed, plan).period_ns / NS_PER_S
 
     shortest_s = simulated_s(less, 1 / shared)
     if network.contention_under(by_need=plan.wait == "need").fitted:

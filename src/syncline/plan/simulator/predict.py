@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from syncline.errors import MismatchError
 from syncline.plan.cost import CostCurve
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -17,17 +16,16 @@ from syncline.plan.profile import NOT_COMPUTED, Profile
 from syncline.plan.quantities import NS_PER_S
 from syncline.plan.simulator.analysis import ready_ns, waits
 from syncline.plan.simulator.bound import least_s_per_byte, network_bound_ns, terms
-from syncline.plan.simulator.dag import Dag
+from syncline.plan.simulator.dag import Dag, Scenario
 from syncline.plan.simulator.interval import interval_s
 from syncline.plan.simulator.layout import Slot
 from syncline.plan.simulator.messages import MessageTask
 from syncline.plan.simulator.steady import Steady, steady_state
-from syncline.plan.simulator.strategy import STRATEGIES, Strategy
+from syncline.plan.simulator.strategy import DEFAULT_STRATEGY, Strategy
 from syncline.plan.simulator.transformations import as_planned, with_gathering, with_wire
 from syncline.plan.simulator.workers import ALIKE, Workers
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 
-DEFAULT_STRATEGY = STRATEGIES["loop"]
 SHOWN_CLASSES = 4  # workers that a timeline shows where they differ, the slowest first
 
 
@@ -59,19 +57,10 @@ def predict(
         UserError: the messages take longer than 19.5 hours, or there is more to simulate than
             fits; see :func:`syncline.plan.simulator.dag.build`.
     """
-    profile = with_gathering(profile, network, plan)
-    steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
-    computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
-    prediction = prediction_of(
-        profile, network, plan, steady, computation_s, strategy=strategy, workers=workers
-    )
-    timeline = Timeline(
-        name=plan.planner,
-        source="predicted",
-        iteration_ns=int(steady.ends_ns[steady.window]) - steady.begin_ns,
-        spans=tuple(_spans(profile, plan, steady, strategy)),
-    )
-    return Forecast(prediction, timeline)
+    scenario = Scenario(with_gathering(profile, network, plan), network, strategy, workers)
+    steady = steady_state(scenario, plan)
+    prediction = prediction_of(scenario, plan, steady, predict_computation_s(scenario))
+    return Forecast(prediction, timeline_of(scenario, plan, steady))
 
 
 def predict_iteration_s(
@@ -83,57 +72,28 @@ def predict_iteration_s(
     workers: Workers = ALIKE,
 ) -> float:
     """Return only the iteration time of :func:`predict`, without building its timeline."""
-    profile = with_gathering(profile, network, plan)
-    steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
-    return steady.period_ns / NS_PER_S
+    scenario = Scenario(with_gathering(profile, network, plan), network, strategy, workers)
+    return steady_state(scenario, plan).period_ns / NS_PER_S
 
 
-def simulate_plan(
-    profile: Profile,
-    network: Network,
-    plan: Plan,
-    *,
-    strategy: Strategy = DEFAULT_STRATEGY,
-    workers: Workers = ALIKE,
-) -> Steady:
-    """Return the simulated run of :func:`predict`, with the same arguments and errors."""
-    difference = plan.difference(profile.gradients, network.workers)
-    if difference is not None:
-        raise MismatchError(f"this plan does not fit the profile and network: {difference}")
-    return steady_state(profile, network, plan, strategy=strategy, workers=workers)
-
-
-def predict_computation_s(
-    profile: Profile,
-    network: Network,
-    *,
-    strategy: Strategy = DEFAULT_STRATEGY,
-    workers: Workers = ALIKE,
-) -> float:
+def predict_computation_s(scenario: Scenario) -> float:
     """Return the iteration time without communication."""
+    profile, _, strategy, workers = scenario
     simple = workers == ALIKE and strategy == DEFAULT_STRATEGY and not profile.has_lanes
     order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
     if simple and order == sorted(order):  # it reads, copies and computes, one after the other
         return profile.computation_s
-    alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
-    return alone.period_ns / NS_PER_S
+    return steady_state(scenario, None).period_ns / NS_PER_S
 
 
 def prediction_of(
-    profile: Profile,
-    network: Network,
-    plan: Plan,
-    steady: Steady,
-    computation_s: float,
-    *,
-    strategy: Strategy,
-    workers: Workers,
+    scenario: Scenario, plan: Plan, steady: Steady, computation_s: float
 ) -> Prediction:
-    """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`."""
+    """Return the figures of a plan's run; ``computation_s`` is that of the scenario."""
     iteration_s = steady.period_ns / NS_PER_S
     messages = (task for task in steady.dag.messages if task.lane != "delay")
     communication_s = math.fsum(task.duration_ns for task in messages) / NS_PER_S
-    bound_s = max(computation_s, communication_bound_s(profile, network, plan, steady, strategy))
+    bound_s = max(computation_s, communication_bound_s(scenario, plan, steady))
     return Prediction(
         planner=plan.planner,
         messages=len(plan.messages),
@@ -144,20 +104,11 @@ def prediction_of(
         # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
         lower_bound_s=min(bound_s, iteration_s),
         error_s=steady.error_ns / NS_PER_S,
-        interval_s=interval_s(
-            iteration_s,
-            computation_s,
-            communication_s,
-            profile=profile,
-            network=network,
-            plan=plan,
-            strategy=strategy,
-            workers=workers,
-        ),
+        interval_s=interval_s(iteration_s, computation_s, communication_s, scenario, plan),
         sharing=None
         if steady.alone_ns is None
         else Sharing(
-            jobs=network.jobs,
+            jobs=scenario.network.jobs,
             alone_s=steady.alone_ns / NS_PER_S,
             shortest_s=min(steady.offset_ns) / NS_PER_S,
             longest_s=max(steady.offset_ns) / NS_PER_S,
@@ -165,10 +116,9 @@ def prediction_of(
     )
 
 
-def communication_bound_s(
-    profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
-) -> float:
+def communication_bound_s(scenario: Scenario, plan: Plan, steady: Steady) -> float:
     """Return a lower bound for all plans with all-reduces of this kind; 0 where none is known."""
+    profile, network, strategy, _ = scenario
     if strategy.exchange != "all-reduce" or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
@@ -204,8 +154,19 @@ def _cheapest_of_both(network: Network, plan: Plan, size_bytes: int) -> Network:
     return msgspec.structs.replace(network, all_reduce=line, pipelined=None)
 
 
-def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> Iterator[Span]:
+def timeline_of(scenario: Scenario, plan: Plan, steady: Steady) -> Timeline:
+    """Return the timeline of one iteration of a plan's run in the steady state."""
+    return Timeline(
+        name=plan.planner,
+        source="predicted",
+        iteration_ns=int(steady.ends_ns[steady.window]) - steady.begin_ns,
+        spans=tuple(_spans(scenario, plan, steady)),
+    )
+
+
+def _spans(scenario: Scenario, plan: Plan, steady: Steady) -> Iterator[Span]:
     """Yield what runs in the window, clipped to it: one period of many."""
+    profile = scenario.profile
     dag, window, begin = steady.dag, steady.window, steady.begin_ns
     end = None if dag.iterations == 1 else int(steady.ends_ns[window])
     iterations = range(max(window - 1, 0), min(window + 2, dag.iterations))
@@ -250,7 +211,7 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
             lane = _lane_name(dag, slot, number)
             for iteration in iterations:
                 yield from span(times(int(tasks[iteration, number])), lane, label, kind)
-    if strategy.compute == "stream":
+    if scenario.strategy.compute == "stream":
         for index, number, begun_ns, arrived_ns in waits(steady, shown, iterations):
             slot = dag.layout.slots[index]
             label = "all gradients"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from syncline.plan.network import Network
+from syncline.errors import MismatchError
 from syncline.plan.plan import Plan
-from syncline.plan.profile import Profile
-from syncline.plan.simulator.dag import Dag, build, side_by_side
+from syncline.plan.simulator.dag import Dag, Scenario, build, side_by_side
 from syncline.plan.simulator.graph import Times
-from syncline.plan.simulator.strategy import Strategy
-from syncline.plan.simulator.workers import ALIKE, Workers
+from syncline.plan.simulator.workers import ALIKE
 
 FIRST_ITERATIONS = 4
 MOST_ITERATIONS = 64
@@ -52,21 +49,24 @@ class Steady(NamedTuple):
         return int(self.ends_ns[self.window - 1]) if self.window else 0
 
 
-def steady_state(
-    profile: Profile, network: Network, plan: Plan | None, *, strategy: Strategy, workers: Workers
-) -> Steady:
+def steady_state(scenario: Scenario, plan: Plan | None) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Of jobs that share links, the period is the mean over evenly spread offsets. With jitter, or if
-    64 iterations do not agree, it is the mean over iterations. If nothing overlaps the next
-    iteration or is prefetched for it, one iteration is enough.
+    Without a plan nothing is exchanged. Of jobs that share links, the period is the mean over
+    evenly spread offsets. With jitter, or if 64 iterations do not agree, it is the mean over
+    iterations. If nothing overlaps the next iteration or is prefetched for it, one iteration is
+    enough. The errors are those of :func:`syncline.plan.simulator.predict.predict`.
     """
-    steady_run = partial(_steady_run, profile, plan, strategy, workers)
+    network = scenario.network
+    gradients = scenario.profile.gradients
+    if plan and (difference := plan.difference(gradients, network.workers)):
+        raise MismatchError(f"this plan does not fit the profile and network: {difference}")
     if plan is None or network.jobs == 1:
-        return steady_run(network, [0])
-    alone = steady_run(msgspec.structs.replace(network, jobs=1), [0])
+        return _steady_run(scenario, plan, [0])
+    by_itself = scenario._replace(network=msgspec.structs.replace(network, jobs=1))
+    alone = _steady_run(by_itself, plan, [0])
     runs = [
-        steady_run(network, [0, *(round(share * alone.period_ns) for share in shares)])
+        _steady_run(scenario, plan, [0, *(round(share * alone.period_ns) for share in shares)])
         for shares in _offsets(network.jobs - 1)
     ]
     periods_ns = tuple(run.period_ns for run in runs)
@@ -86,15 +86,9 @@ def _offsets(others: int) -> list[list[float]]:
     return ((shuffled.T + 0.5) / OFFSETS).tolist()  # type: ignore[no-any-return]
 
 
-def _steady_run(
-    profile: Profile,
-    plan: Plan | None,
-    strategy: Strategy,
-    workers: Workers,
-    network: Network,
-    offsets_ns: Sequence[int],
-) -> Steady:
+def _steady_run(scenario: Scenario, plan: Plan | None, offsets_ns: Sequence[int]) -> Steady:
     """Return the steady state of as many jobs as offsets, each beginning at its own."""
+    profile, network, strategy, workers = scenario
     # Batches that several loaders read at the same time arrive together. Their iterations follow
     # one another quickly, then wait for the next batches. Only such rounds are alike.
     round_of = strategy.loaders if strategy.prefetch_data else 1
@@ -109,15 +103,12 @@ def _steady_run(
     elif len(offsets_ns) > 1 or by_need or drift_apart or ahead or profile.has_lanes:
         # Some part of an iteration can run beside the one before it.
         iterations = FIRST_ITERATIONS * round_of
-    workers_of = [workers] * len(offsets_ns)
+    jobs = [scenario] * len(offsets_ns)
     if workers.jitter:  # each job draws its own
         seeds = range(workers.seed, workers.seed + len(offsets_ns))
-        workers_of = [msgspec.structs.replace(workers, seed=seed) for seed in seeds]
+        jobs = [scenario._replace(workers=msgspec.structs.replace(workers, seed=s)) for s in seeds]
     while True:
-        dags = [
-            build(profile, network, plan, strategy=strategy, workers=own, iterations=iterations)
-            for own in workers_of
-        ]
+        dags = [build(job, plan, iterations) for job in jobs]
         dag = dags[0]
         graph = dag.graph if len(dags) == 1 else side_by_side(dags, offsets_ns)
         start_ns, stop_ns = graph.run()

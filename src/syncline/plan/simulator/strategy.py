@@ -62,6 +62,7 @@ _PRESETS = (
 
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _PRESETS}
 """Presets by name. Caffe-MPI, MXNet, TensorFlow and CNTK: dag-model, sections IV-C and V-C."""
+DEFAULT_STRATEGY = STRATEGIES["loop"]
 
 
 def strategy_named(name: str) -> Strategy:

@@ -15,15 +15,11 @@ from syncline.plan.network import Link, Network
 from syncline.plan.plan import Plan
 from syncline.plan.prediction import Prediction
 from syncline.plan.profile import Profile
-from syncline.plan.simulator.predict import (
-    DEFAULT_STRATEGY,
-    predict_computation_s,
-    predict_iteration_s,
-    prediction_of,
-    simulate_plan,
-)
-from syncline.plan.simulator.steady import Steady
-from syncline.plan.simulator.strategy import Strategy
+from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.dag import Scenario
+from syncline.plan.simulator.predict import predict_computation_s, prediction_of
+from syncline.plan.simulator.steady import Steady, steady_state
+from syncline.plan.simulator.strategy import DEFAULT_STRATEGY, Strategy
 from syncline.plan.simulator.transformations import (
     as_planned,
     with_accumulation,
@@ -113,8 +109,7 @@ def changes(
 class Planned(NamedTuple):
     """The plan of one planner at one point, its simulated run and its prediction."""
 
-    profile: Profile
-    network: Network
+    scenario: Scenario
     plan: Plan
     steady: Steady
     prediction: Prediction
@@ -186,34 +181,16 @@ class WhatIfSimulator:
     ) -> Iterator[Planned]:
         """Yield the same of several planners."""
         profile = self.profile_at(change)
-        strategy, workers = change.strategy, change.behaviour
-        computation_s = self._computation_s(change, profile, network)
-        slowest = max(c.factor for c in workers.classes(network.workers))
-        seen = as_planned(profile, strategy, slowest)
+        circumstances = Scenario(profile, network, change.strategy, change.behaviour)
+        computation_s = _computation_s(circumstances)
+        slowest = max(c.factor for c in change.behaviour.classes(network.workers))
+        seen = as_planned(profile, change.strategy, slowest)
         for name in planners:
             plan = self.planners[name](seen, network)
-            run = with_gathering(profile, network, plan)
-            steady = simulate_plan(run, network, plan, strategy=strategy, workers=workers)
-            prediction = prediction_of(
-                run, network, plan, steady, computation_s, strategy=strategy, workers=workers
-            )
-            yield Planned(run, network, plan, steady, prediction)
-
-    def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
-        """Return the iteration time if messages took no time."""
-        options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
-        # With jitter, workers wait for one another in each iteration; that is not communication.
-        if not change.behaviour.jitter:
-            return predict_computation_s(profile, network, **options)
-        free = Network(
-            name="free",
-            workers=network.workers,
-            all_reduce=CostCurve.line(0.0, 0.0),
-            link=Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0),
-        )
-        last = len(profile.gradients) - 1
-        plan = Plan.merging("free", profile, network.workers, [last])
-        return predict_iteration_s(profile, free, plan, **options)
+            scenario = circumstances._replace(profile=with_gathering(profile, network, plan))
+            steady = steady_state(scenario, plan)
+            prediction = prediction_of(scenario, plan, steady, computation_s)
+            yield Planned(scenario, plan, steady, prediction)
 
     def point(self, change: Change, planners: Sequence[str] = ()) -> Point:
         """Return a point with the predictions of some planners, by default all."""
@@ -237,12 +214,22 @@ class WhatIfSimulator:
         key = (_computed(change), change.strategy, loading)
         if key not in self._alone_s:
             profile = self.profile_at(change)
-            self._alone_s[key] = predict_computation_s(
-                profile if loading else without_loading(profile),
-                self.network,
-                strategy=change.strategy,
-            )
+            profile = profile if loading else without_loading(profile)
+            scenario = Scenario(profile, self.network, change.strategy)
+            self._alone_s[key] = predict_computation_s(scenario)
         return self._alone_s[key]
+
+
+def _computation_s(scenario: Scenario) -> float:
+    """Return the iteration time if messages took no time."""
+    # With jitter, workers wait for one another in each iteration; that is not communication.
+    if not scenario.workers.jitter:
+        return predict_computation_s(scenario)
+    profile, workers = scenario.profile, scenario.network.workers
+    link = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
+    free = Network.of_link(link, workers=workers, name="free")
+    plan = Plan.merging("free", profile, workers, [len(profile.gradients) - 1])
+    return steady_state(scenario._replace(network=free), plan).period_ns / NS_PER_S
 
 
 _Computed = tuple[float, float, float, int]
