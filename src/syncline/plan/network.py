@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -318,19 +318,21 @@ class Network(Document, frozen=True, kw_only=True):
 
         if self.workers == 1 or (not gamma and longer == 1 and not direct):
             return self
-        all_reduce, pipelined = (
-            None if curve is None else rounded(curve) for curve in (self.all_reduce, self.pipelined)
-        )
-        return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
+        return self.with_curves(rounded)
 
     def faster(self, factor: float) -> Network:
         """Return the network on which every message costs ``factor`` times less."""
-        curves = {name: getattr(self, name) for name in ("all_reduce", "pipelined", "whole")}
-        scaled = {
-            name: curve and curve.rebased(curve.latency_s / factor, 1 / factor)
-            for name, curve in curves.items()
-        }
-        return msgspec.structs.replace(self, issue_gap_s=self.issue_gap_s / factor, **scaled)
+
+        def cheaper(curve: CostCurve) -> CostCurve:
+            return curve.rebased(curve.latency_s / factor, 1 / factor)
+
+        gap_s, whole = self.issue_gap_s / factor, self.whole and cheaper(self.whole)
+        return msgspec.structs.replace(self.with_curves(cheaper), issue_gap_s=gap_s, whole=whole)
+
+    def with_curves(self, change: Callable[[CostCurve], CostCurve]) -> Network:
+        """Return the network with both costs of an all-reduce changed by a function."""
+        alone, pipelined = change(self.all_reduce), self.pipelined and change(self.pipelined)
+        return msgspec.structs.replace(self, all_reduce=alone, pipelined=pipelined)
 
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
         """Return this network's prediction for another worker count; see :meth:`replace`."""
@@ -418,15 +420,10 @@ class Network(Document, frozen=True, kw_only=True):
         after = changed.exchange
         if after == before:
             return self
-        all_reduce, pipelined = (
-            None if curve is None else rescaled(curve, before, after, self._reference_bytes())
-            for curve in (self.all_reduce, self.pipelined)
-        )
+        reference_bytes = self._reference_bytes()
         return msgspec.structs.replace(
-            changed,
+            changed.with_curves(lambda curve: rescaled(curve, before, after, reference_bytes)),
             name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
-            all_reduce=all_reduce,
-            pipelined=pipelined,
             whole=self._whole_after(before, after),
         )
 

@@ -166,11 +166,7 @@ class WhatIfSimulator:
         width = profile.gradient_bytes / elements
         if width == VALUE_BYTES:
             return network
-        whole, pipelined = network.all_reduce, network.pipelined
-        if pipelined is not None:
-            pipelined = of_width(pipelined, network.exchange, width)
-        whole = of_width(whole, network.exchange, width)
-        return msgspec.structs.replace(network, all_reduce=whole, pipelined=pipelined)
+        return network.with_curves(lambda curve: of_width(curve, network.exchange, width))
 
     def plan_at(self, change: Change, planner: str) -> Planned:
         """Return one planner's plan, run and prediction at a point."""
