@@ -11,12 +11,12 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from syncline.comm.collectives import PROGRAMS, Collective, Pipelined
-from syncline.comm.groups.notes import Notes, unreadable
+from syncline.comm.groups.notes import Notes, decoded, encoded
 from syncline.comm.groups.site import Hosts, Site
 from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
 from syncline.plan.document import Document, Value
@@ -284,17 +284,15 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
 def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
     """Return the chooser of rank 0, since caches may differ; raise the error that it has posted."""
     if notes.rank != 0:
-        try:
-            note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise unreadable(notes.rank, 0, error) from error
+        kind: Any = Chooser | str
+        note: Chooser | str = decoded(notes.read(CHOICES, 0), kind, notes.rank, 0)
         if isinstance(note, str):
             raise UserError(f"rank 0: {note}")
         return note
     try:
         chooser = chooser_for(wanted, site)
     except UserError as error:
-        notes.leave(CHOICES, msgspec.json.encode(str(error)).decode())
+        notes.leave(CHOICES, encoded(str(error)))
         raise
-    notes.leave(CHOICES, msgspec.json.encode(chooser).decode())
+    notes.leave(CHOICES, encoded(chooser))
     return chooser

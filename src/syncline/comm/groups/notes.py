@@ -6,10 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from syncline.errors import PeerError
 
+T = TypeVar("T")
 PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
 """Pauses between polls for a note, at first and at most. Otherwise a tenth of the time waited."""
 CHECK_S = 0.25  # how often a waiting rank checks whether its peer has ended or has posted a failure
@@ -87,6 +90,19 @@ def unreadable(rank: int, other: int, why: object) -> PeerError:
         f"rank {rank}: a note of rank {other} in the store cannot be read ({why}); do all ranks "
         "have the same version of Syncline?"
     )
+
+
+def encoded(value: object) -> str:
+    """Return a value as the text of a note."""
+    return msgspec.json.encode(value).decode()
+
+
+def decoded(text: bytes | str, kind: type[T], rank: int, other: int) -> T:
+    """Return the value in a note of rank ``other``; raise PeerError if it is none of ``kind``."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise unreadable(rank, other, error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,19 +17,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from syncline.comm.groups.meeting import Connected, Introduced, Introduction, listening_at, listens
 from syncline.comm.groups.messages import out_of_descriptors, require_descriptors
-from syncline.comm.groups.notes import CHECK_S, Notes, Store, arrived, unreadable
+from syncline.comm.groups.notes import CHECK_S, Notes, Store, arrived, decoded, encoded
 from syncline.comm.groups.site import APART, Route, Site, machine_identity
 from syncline.comm.groups.tcp import connect
 from syncline.errors import PeerError, UserError
 from syncline.plan.document import Value
 
-Note = TypeVar("Note", bound=Value)
 REFUSAL_S = 5.0  # how long a rank that cannot join waits for the others, so that they learn why
 POLL_S = 0.01
 """The first interval between polls for a newer invitation; it doubles up to ``CHECK_S``."""
@@ -120,7 +116,7 @@ class Rendezvous:
         identifier = secrets.token_hex(16)
         prefix = f"{self._name}/{identifier}"
         invitation = _Invitation(identifier=identifier, ranks=self._ranks, card=own.card)
-        self._store.set(f"{self._name}/call", _text(invitation))
+        self._store.set(f"{self._name}/call", encoded(invitation))
         answers = {0: own}
         error = own.error and f"rank 0 does not join the group: {own.error}"
         while missing := [rank for rank in range(self._ranks) if rank not in answers]:
@@ -135,8 +131,8 @@ class Rendezvous:
                 error = error or _did_not_join(late)
                 break
             if error is not None and come:  # each rank reads it as soon as it comes
-                self._store.set(f"{prefix}/members", _text(_Result(answers=answers, error=error)))
-        text = _text(_Result(answers=answers, error=error))
+                self._store.set(f"{prefix}/members", encoded(_Result(answers=answers, error=error)))
+        text = encoded(_Result(answers=answers, error=error))
         self._store.set(f"{prefix}/members", text)
         return self._members_of(prefix, text.encode())
 
@@ -147,7 +143,7 @@ class Rendezvous:
         keys = {rank: f"{prefix}/answer/{rank}" for rank in missing}
         everybody = arrived(self._store, list(keys.values()), deadline, 0)
         return {
-            rank: self._decoded(self._store.get(key), _Answer, rank)
+            rank: decoded(self._store.get(key), _Answer, self._rank, rank)
             for rank, key in keys.items()
             if everybody or self._store.check([key])
         }
@@ -163,13 +159,13 @@ class Rendezvous:
             if invitation is not None and invitation != answered:
                 answered, listening, pause_s = invitation, False, POLL_S
                 prefix = f"{self._name}/{invitation.identifier}"
-                self._store.set(f"{prefix}/answer/{self._rank}", _text(own))
+                self._store.set(f"{prefix}/answer/{self._rank}", encoded(own))
             listed = False
             if answered is not None:
                 listed = arrived(self._store, [f"{prefix}/members"], deadline, self._rank)
                 if listed:
                     text = self._store.get(f"{prefix}/members")
-                    answer = self._decoded(text, _Result, 0).answers.get(self._rank)
+                    answer = decoded(text, _Result, self._rank, 0).answers.get(self._rank)
                     if answer is not None and answer.nonce == own.nonce:
                         return self._members_of(prefix, text)
                     # Rank 0 has yet to read this answer, or to invite the ranks of a new group.
@@ -189,7 +185,7 @@ class Rendezvous:
         key = f"{self._name}/call"
         if not arrived(self._store, [key], deadline, self._rank):
             return None
-        invitation = self._decoded(self._store.get(key), _Invitation, 0)
+        invitation = decoded(self._store.get(key), _Invitation, self._rank, 0)
         if invitation.ranks == self._ranks:
             return invitation
         time.sleep(POLL_S)  # before a restart there were more ranks, or fewer
@@ -220,7 +216,7 @@ class Rendezvous:
         return _did_not_join(late or [0])
 
     def _members_of(self, prefix: str, text: bytes) -> Members:
-        result = self._decoded(text, _Result, 0)
+        result = decoded(text, _Result, self._rank, 0)
         if result.error is not None:
             raise PeerError(f"rank {self._rank}: {result.error}")
         answers = [result.answers.get(rank) for rank in range(self._ranks)]
@@ -231,16 +227,6 @@ class Rendezvous:
                 f"{self._ranks - 1}, found one of {sorted(result.answers)}"
             )
         return Members(cards=cards, prefix=prefix, secret=hashlib.sha256(text).digest())
-
-    def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
-        try:
-            return msgspec.json.decode(text, type=kind)
-        except (msgspec.DecodeError, UnicodeError) as error:
-            raise unreadable(self._rank, rank, error) from error
-
-
-def _text(note: Value) -> str:
-    return msgspec.json.encode(note).decode()
 
 
 def _did_not_join(ranks: Sequence[int]) -> str:

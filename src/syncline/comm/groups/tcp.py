@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from syncline import _native
 from syncline.comm.groups.meeting import BACKLOG, Connected, Meeting, Reading, StrangerError
 from syncline.comm.groups.messages import USED_UP
-from syncline.comm.groups.notes import Notes, unreadable
+from syncline.comm.groups.notes import Notes, decoded, encoded
 from syncline.errors import PeerError, UserError
 from syncline.plan.document import Value
 
@@ -32,6 +30,10 @@ class Place(Value, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     port: int
     boot: str  # identity of its machine: on the same one it may be called at a loopback address
+
+    def __post_init__(self) -> None:
+        for address in self.addresses:
+            ipaddress.ip_address(address)
 
 
 def own_addresses(rank: int, interface: str | None) -> list[Address]:
@@ -75,11 +77,13 @@ def connect(
             port=listening.getsockname()[1],
             boot=boot,
         )
-        notes.leave(f"tcp/{notes.rank}", msgspec.json.encode(place).decode())
+        notes.leave(f"tcp/{notes.rank}", encoded(place))
         meeting = _Meeting(notes, names, secret, listening)
         for other in others:
             if other < notes.rank:
-                meeting.ways[other] = ways_to(_place(notes, other), own, boot)
+                note = notes.read(f"tcp/{other}", other)
+                theirs = decoded(note, Place, notes.rank, other)
+                meeting.ways[other] = ways_to(theirs, own, boot)
         return meeting.meet(others)
 
 
@@ -161,16 +165,6 @@ def _listening(own: Sequence[Address]) -> socket.socket:
         listening = socket.create_server(("", 0), backlog=BACKLOG)
     listening.setblocking(False)
     return listening
-
-
-def _place(notes: Notes, other: int) -> Place:
-    try:
-        place = msgspec.json.decode(notes.read(f"tcp/{other}", other), type=Place)
-        for address in place.addresses:
-            ipaddress.ip_address(address)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise unreadable(notes.rank, other, error) from error
-    return place
 
 
 def ways_to(place: Place, own: Sequence[Address], boot: str) -> list[tuple[str, int]]:
