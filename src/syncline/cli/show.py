@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from syncline.cli import arguments
 from syncline.comm.groups import Choices
 from syncline.files.report.advice import print_advice
 from syncline.files.report.tables import TABLES, document_table
@@ -42,7 +43,4 @@ def show(file: Path, as_json: bool) -> None:
     collectives, choices of algorithms, advice, run or report.
     """
     document = read_document(file, tuple(PRINTERS))
-    if as_json:
-        click.echo(document.to_json(), nl=False)
-        return
-    PRINTERS[type(document)](Console(highlight=False), document)
+    arguments.show(document, PRINTERS[type(document)], None, as_json=as_json)
