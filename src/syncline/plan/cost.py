@@ -135,7 +135,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         On such a curve no message is cheaper in pieces. On a measured one, a per cent of noise can
         make a search cut messages into hundreds of pieces. O(n) for n segments.
         """
-        pieces: list[CostSegment] = []  # from the last to the first
+        pieces: list[tuple[int, float, float]] = []  # from the last to the first
         rate = 0.0  # the largest cost per byte of any larger message
         stop: float = math.inf  # where the piece ends
         for segment in reversed(self.segments):
@@ -144,21 +144,18 @@ class CostCurve(Value, frozen=True, kw_only=True):
             if intercept_s <= 0:  # the cost per byte is largest at the end of the piece
                 last = stop - 1
                 rate = max(rate, slope + intercept_s / last if last else slope)
-            stop = start
             # Above the line through the origin first, then along it.
             crossing = start if intercept_s <= 0 else math.inf
             if rate > slope and intercept_s > 0:
                 crossing = max(math.ceil(intercept_s / (rate - slope)), start)
-            end = pieces[-1].start_bytes if pieces else math.inf
-            if crossing < end:
-                pieces.append(
-                    CostSegment(start_bytes=int(crossing), cost_s=rate * crossing, s_per_byte=rate)
-                )
+            if crossing < stop:
+                pieces.append((int(crossing), rate * crossing, rate))
             if crossing > start:
-                pieces.append(segment)
+                pieces.append((start, segment.cost_s, slope))
             if start > 0:
-                rate = max(rate, pieces[-1].cost_s / start)
-        return CostCurve(segments=tuple(reversed(pieces)))
+                rate = max(rate, pieces[-1][1] / start)
+            stop = start
+        return CostCurve.of_rows(reversed(pieces))
 
     def raised(self, extra_s: float) -> CostCurve:
         """Return the curve with ``extra_s`` more for every message but an empty one."""
