@@ -245,7 +245,8 @@ class Exchange(Value, frozen=True, kw_only=True):
                 switch_bytes_per_s=self._switch_bytes_per_s,
             )
         if self.algorithm in TUNED:
-            return lower_envelope([each.links_curve() for each in self.choices()])
+            choices = (msgspec.structs.replace(self, algorithm=a) for a in TUNED[self.algorithm])
+            return lower_envelope([each.links_curve() for each in choices])
         curve = hierarchical_all_reduce(
             hosts=self._ends,
             workers=self.workers,
@@ -273,13 +274,6 @@ class Exchange(Value, frozen=True, kw_only=True):
                     curve = curve.at_least(link.alpha_s, each.everywhere * sent_share / switch)
             rounds.append(curve)
         return CostCurve.in_turn(rounds)
-
-    def choices(self) -> tuple[Exchange, ...]:
-        """Return the exchanges among which the library chooses by size: several, or only itself."""
-        return tuple(
-            msgspec.structs.replace(self, algorithm=algorithm)
-            for algorithm in TUNED.get(self.algorithm, (self.algorithm,))
-        )
 
     def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
         """Return the costs of sending gradients to parameter servers and of fetching the sums."""
