@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-import msgspec
-
 from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -148,6 +146,7 @@ def choose(
     else:
         chosen = Ddp.NAME
         reason = "no planner is predicted to be faster than DDP's buckets"
+    dense_s = forecasts[chosen].prediction.iteration_s
     comparison = Comparison(
         model=profile.model,
         network=network.name,
@@ -155,11 +154,8 @@ def choose(
         predictions=predictions,
         chosen=chosen,
         reason=reason,
+        suggestion=suggestion(profile, network, dense_s, defers=defers) if suggests else None,
     )
-    if suggests:
-        dense_s = forecasts[chosen].prediction.iteration_s
-        lossy = suggestion(profile, network, dense_s, defers=defers)
-        comparison = msgspec.structs.replace(comparison, suggestion=lossy)
     return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
 
 
