@@ -73,7 +73,7 @@ def test_small_pieces_are_joined_if_that_is_faster() -> None:
     plan = Merge().plan(profile, NETWORK)
     kinds = [{plan.tensors[t].dtype for t in tensors} for tensors in plan.message_tensors()]
     assert kinds.count({"float32"}) < kinds.count({"bfloat16"})
-    plain = apart(Merge().arrange(profile, NETWORK))
+    plain = apart(Merge()._arrange(profile, NETWORK))
     assert predict_iteration_s(profile, NETWORK, plan) < predict_iteration_s(
         profile, NETWORK, plain
     )
@@ -100,7 +100,7 @@ def test_any_profile_can_be_planned_in_fewer_bits(profile: Profile, wire: Rounde
 def test_messages_of_one_dtype_stay_as_published() -> None:
     profile = transformer()
     for planner in (P3(), TicTac(), Wfbp()):
-        assert planner.plan(profile, NETWORK) == apart(planner.arrange(profile, NETWORK))
+        assert planner.plan(profile, NETWORK) == apart(planner._arrange(profile, NETWORK))
 
 
 def test_only_float32_is_sent_sparsely() -> None:

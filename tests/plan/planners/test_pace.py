@@ -100,7 +100,7 @@ def test_a_long_latency_fuses_everything() -> None:
     network = Network.line(workers=2, a_s=100, b_s_per_byte=1e-9)
     (group,) = Pace().groups(profile, network)
     assert (group.start, group.stop, group.size_bytes) == (0, 8, 34)
-    assert len(Pace().arrange(profile, network).messages) == 1
+    assert len(Pace()._arrange(profile, network).messages) == 1
     assert len(Pace().plan(profile, network).messages) == 2  # one for each dtype
 
 

@@ -164,6 +164,6 @@ class Auto(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "auto"
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         """Return the chosen plan, under the name of the planner that made it."""
         return choose(profile, network).plan

@@ -24,10 +24,10 @@ class Planner(Value, frozen=True, kw_only=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
-        return of_one_dtype(self.arrange(profile, network), profile, network)
+        return of_one_dtype(self._arrange(profile, network), profile, network)
 
     @abstractmethod
-    def arrange(self, profile: Profile, network: Network) -> Plan:
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         """Return the plan, whose messages may hold several dtypes."""
         raise NotImplementedError
 
@@ -41,8 +41,7 @@ class Planner(Value, frozen=True, kw_only=True):
 class MergingPlanner(Planner, frozen=True, kw_only=True):
     """A planner that sends whole tensors in the order in which they become ready."""
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         return Plan.merging(
             self.NAME, profile, network.workers, self.last_tensors(profile, network)
         )

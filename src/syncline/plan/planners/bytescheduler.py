@@ -47,7 +47,6 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
         """Messages that may be in flight at once."""
         return -(-self.credit_elements // self.partition_elements)
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         cut = slices(profile, self.partition_elements, self.NAME)
         return plan_by_urgency(self.NAME, profile, network, cut, in_flight=self.in_flight)

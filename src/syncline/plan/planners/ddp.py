@@ -34,7 +34,7 @@ class Ddp(Planner, frozen=True, kw_only=True):
     """Cut from the gradient that is ready last. With ``find_unused_parameters`` DDP keeps its
     initial buckets, which it filled from the first parameter on."""
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         """Return DDP's buckets, of one dtype each: nothing cuts or joins them further."""
         whole = Plan.merging(self.NAME, profile, network.workers, [len(profile.gradients) - 1])
         plan = apart(whole)

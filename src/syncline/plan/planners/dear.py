@@ -28,8 +28,7 @@ class Dear(Planner, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require_at_least(0, "bucket_bytes")
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         buckets: list[Slice] = []
         for tensor in reversed(whole_tensors(profile)):
             if buckets and buckets[-1].size_bytes + tensor.size_bytes < self.bucket_bytes:

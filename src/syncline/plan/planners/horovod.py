@@ -67,8 +67,7 @@ class Horovod(Planner, frozen=True, kw_only=True):
             )
         self.require_at_least(0, "threshold_bytes")
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         ready_ns = profile.ready_ns()
         cycle_ns = round(self.cycle_s * NS_PER_S)
         messages: list[Message] = []

@@ -137,11 +137,10 @@ class Overlap(Planner, frozen=True, kw_only=True):
             )
         self.require_at_least(0, "budget")
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         if network.density is not None and self.in_flight > 1:
             # Sparse messages travel one at a time.
-            return msgspec.structs.replace(self, in_flight=1).arrange(profile, network)
+            return msgspec.structs.replace(self, in_flight=1)._arrange(profile, network)
         others = list(_plans(profile, network))
         contention = network.contention_under(by_need=True)
         per_message_s = contention.per_message_s
@@ -245,7 +244,7 @@ def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planne
 def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
     for planner in PUBLISHED:
         try:
-            yield planner.arrange(profile, network)
+            yield planner._arrange(profile, network)
         except UserError:  # a planner that cannot plan this offers no seed
             continue
 

@@ -29,7 +29,6 @@ class P3(Planner, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require_at_least(1, "slice_elements")
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         cut = slices(profile, self.slice_elements, self.NAME)
         return plan_by_urgency(self.NAME, profile, network, cut)

@@ -55,8 +55,7 @@ class Pace(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "pace"
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         groups = self.groups(profile, network)
         return plan_of(self.NAME, profile, network.workers, _pieces(groups, network, profile))
 

@@ -23,6 +23,5 @@ class TicTac(Planner, frozen=True, kw_only=True):
 
     NAME: ClassVar[str] = "tictac"
 
-    def arrange(self, profile: Profile, network: Network) -> Plan:
-        """Return the plan, whose messages may hold several dtypes."""
+    def _arrange(self, profile: Profile, network: Network) -> Plan:
         return plan_by_urgency(self.NAME, profile, network, whole_tensors(profile))
