@@ -23,7 +23,6 @@ from syncline.plan.exchange import (
     Link,
     Stage,
     all_reduce_curve,
-    hierarchical_all_reduce,
     rescaled,
 )
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
@@ -88,9 +87,8 @@ def test_servers_on_hosts() -> None:
 
 
 def on_hosts(hosts: int, workers: int, algorithm: str = "ring") -> CostCurve:
-    return hierarchical_all_reduce(
-        hosts=hosts, workers=workers, inside=INSIDE, between=BETWEEN, algorithm=algorithm
-    )
+    between = exchange(algorithm, workers, link=BETWEEN, inside=INSIDE, hosts=hosts)
+    return between.links_curve()
 
 
 def test_hosts_by_hand() -> None:

@@ -104,35 +104,6 @@ def all_reduce_curve(
     return curve.at_least(curve.latency_s, sent / switch_bytes_per_s)
 
 
-def hierarchical_all_reduce(
-    *,
-    hosts: int,
-    workers: int,
-    inside: Link,
-    between: Link,
-    algorithm: str = "ring",
-    switch_bytes_per_s: float | None = None,
-) -> CostCurve:
-    """Return the cost of an all-reduce between ``workers`` in all, spread evenly over ``hosts``.
-
-    Algorithms of :data:`FLAT` (NCCL's ring and tree, without its protocols) are one pipeline over
-    all workers. All others run in three stages: a reduce-scatter inside each host, an all-reduce
-    between hosts by ``algorithm``, and an all-gather inside. All bytes between hosts pass the
-    switch. The page "Algorithms and costs" has the formulas.
-    """
-    if algorithm in FLAT and workers > hosts:
-        flat = _flat_ring if algorithm == "flat-ring" else _flat_tree
-        curve = flat(hosts, workers, inside, between)
-        if switch_bytes_per_s is None or hosts == 1:
-            return curve
-        return curve.at_least(curve.latency_s, 2 * hosts / switch_bytes_per_s)
-    local = all_reduce_curve("ring", -(-workers // hosts), inside)
-    gamma = between.gamma_s_per_byte / max(workers // hosts, 1)  # where the fewest share the work
-    shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
-    across = all_reduce_curve(algorithm, hosts, shared, switch_bytes_per_s=switch_bytes_per_s)
-    return CostCurve.in_turn((local, across))
-
-
 def _flat_ring(hosts: int, workers: int, inside: Link, between: Link) -> CostCurve:
     within, across = (all_reduce_curve("ring", workers, link) for link in (inside, between))
     if hosts == 1:
@@ -247,17 +218,33 @@ class Exchange(Value, frozen=True, kw_only=True):
         if self.algorithm in TUNED:
             choices = (msgspec.structs.replace(self, algorithm=a) for a in TUNED[self.algorithm])
             return lower_envelope([each.links_curve() for each in choices])
-        curve = hierarchical_all_reduce(
-            hosts=self._ends,
-            workers=self.workers,
-            inside=self.inside or _FREE,
-            between=self.link,
-            algorithm=self.algorithm,
-            switch_bytes_per_s=self._switch_bytes_per_s,
-        )
+        curve = self._all_reduce_curve()
         if self.algorithm in FLAT:  # staging is one more stage of the pipeline
             curve = curve.at_least(curve.latency_s, self._staging_s_per_byte)
         return curve
+
+    def _all_reduce_curve(self) -> CostCurve:
+        """Return the cost of an all-reduce between workers that are spread evenly over the hosts.
+
+        Algorithms of :data:`FLAT` (NCCL's ring and tree, without its protocols) are one pipeline
+        over all workers. All others run in three stages: a reduce-scatter inside each host, an
+        all-reduce between hosts, and an all-gather inside. All bytes between hosts pass the switch.
+        The page "Algorithms and costs" has the formulas.
+        """
+        hosts, workers, switch = self._ends, self.workers, self._switch_bytes_per_s
+        between, inside = self.link, self.inside or _FREE
+        if self.algorithm in FLAT and workers > hosts:
+            flat = _flat_ring if self.algorithm == "flat-ring" else _flat_tree
+            curve = flat(hosts, workers, inside, between)
+            if switch is None or hosts == 1:
+                return curve
+            return curve.at_least(curve.latency_s, 2 * hosts / switch)
+        local = all_reduce_curve("ring", self.workers_a_host, inside)
+        # Where the fewest share the work.
+        gamma = between.gamma_s_per_byte / max(workers // hosts, 1)
+        shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
+        across = all_reduce_curve(self.algorithm, hosts, shared, switch_bytes_per_s=switch)
+        return CostCurve.in_turn((local, across))
 
     def _sparse_over_hosts(self, sent_share: float) -> CostCurve:
         link, inside, switch = self.link, self.inside, self._switch_bytes_per_s
