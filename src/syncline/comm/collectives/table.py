@@ -15,7 +15,6 @@ from syncline.comm.collectives import (
     ring,
 )
 from syncline.comm.collectives import double_binary_trees as two_trees
-from syncline.comm.collectives.halving_doubling import folded_blocks
 from syncline.comm.collectives.schedule import Schedule, Transfers, require_ranks, together
 from syncline.errors import UserError, require_known
 
@@ -26,11 +25,8 @@ ROOTED = ("broadcast", "reduce")
 MOST_BLOCKS = 4096  # the most blocks that :func:`best_blocks` tries
 
 
-class Fixed(NamedTuple):
-    """An algorithm whose number of blocks follows from that of ranks; the root is rank 0."""
-
-    transfers: Callable[[int], Transfers]
-    blocks: Callable[[int], int]
+Fixed = Callable[[int], Transfers]
+"""An algorithm that takes the number of ranks, from which the blocks follow; the root is rank 0."""
 
 
 class Pipelined(NamedTuple):
@@ -40,54 +36,42 @@ class Pipelined(NamedTuple):
     steps: Callable[[int, int], int]
 
 
-def _one(ranks: int) -> int:  # noqa: ARG001 - the vector stays whole
-    return 1
-
-
-def _one_a_rank(ranks: int) -> int:
-    return ranks
-
-
-# One object under both names, so that benchmarks run it once.
-_TREE = Fixed(minimum_spanning_tree.all_reduce, _one)
-_HALVING_DOUBLING = Fixed(halving_doubling.all_reduce, folded_blocks)
-
 PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "broadcast": {
-        "minimum-spanning-tree": Fixed(minimum_spanning_tree.broadcast, _one),
-        "bidirectional-exchange": Fixed(halving_doubling.exchange_broadcast, folded_blocks),
-        "scatter-ring": Fixed(ring.broadcast, _one_a_rank),
-        "direct": Fixed(direct.broadcast, _one),
+        "minimum-spanning-tree": minimum_spanning_tree.broadcast,
+        "bidirectional-exchange": halving_doubling.exchange_broadcast,
+        "scatter-ring": ring.broadcast,
+        "direct": direct.broadcast,
         "double-binary-trees": Pipelined(two_trees.broadcast, two_trees.broadcast_steps),
         "linear-pipeline": Pipelined(linear_pipeline.broadcast, linear_pipeline.one_way_steps),
     },
     "reduce": {
-        "minimum-spanning-tree": Fixed(minimum_spanning_tree.reduce, _one),
-        "bidirectional-exchange": Fixed(halving_doubling.exchange_reduce, folded_blocks),
-        "direct": Fixed(direct.reduce, _one_a_rank),
+        "minimum-spanning-tree": minimum_spanning_tree.reduce,
+        "bidirectional-exchange": halving_doubling.exchange_reduce,
+        "direct": direct.reduce,
         "double-binary-trees": Pipelined(two_trees.reduce, two_trees.reduce_steps),
         "linear-pipeline": Pipelined(linear_pipeline.reduce, linear_pipeline.one_way_steps),
     },
     "all-reduce": {
-        "binary-tree": _TREE,
-        "minimum-spanning-tree": _TREE,
-        "recursive-doubling": Fixed(halving_doubling.doubling_all_reduce, _one),
-        "halving-doubling": _HALVING_DOUBLING,
-        "bidirectional-exchange": _HALVING_DOUBLING,
-        "ring": Fixed(ring.all_reduce, _one_a_rank),
-        "direct": Fixed(direct.all_reduce, _one_a_rank),
+        "binary-tree": minimum_spanning_tree.all_reduce,
+        "minimum-spanning-tree": minimum_spanning_tree.all_reduce,
+        "recursive-doubling": halving_doubling.doubling_all_reduce,
+        "halving-doubling": halving_doubling.all_reduce,
+        "bidirectional-exchange": halving_doubling.all_reduce,
+        "ring": ring.all_reduce,
+        "direct": direct.all_reduce,
         "double-binary-trees": Pipelined(two_trees.all_reduce, two_trees.all_reduce_steps),
         "linear-pipeline": Pipelined(linear_pipeline.all_reduce, linear_pipeline.all_reduce_steps),
     },
     "reduce-scatter": {
-        "ring": Fixed(ring.reduce_scatter, _one_a_rank),
-        "recursive-halving": Fixed(halving_doubling.halving_reduce_scatter, _one_a_rank),
-        "direct": Fixed(direct.reduce_scatter, _one_a_rank),
+        "ring": ring.reduce_scatter,
+        "recursive-halving": halving_doubling.halving_reduce_scatter,
+        "direct": direct.reduce_scatter,
     },
     "all-gather": {
-        "ring": Fixed(ring.all_gather, _one_a_rank),
-        "recursive-doubling": Fixed(halving_doubling.doubling_all_gather, _one_a_rank),
-        "direct": Fixed(direct.all_gather, _one_a_rank),
+        "ring": ring.all_gather,
+        "recursive-doubling": halving_doubling.doubling_all_gather,
+        "direct": direct.all_gather,
     },
 }
 """Algorithms by collective and name, which is that of the cost line in ``syncline.plan`` if there
@@ -121,7 +105,8 @@ def program(
         if blocks is not None:
             raise UserError(f"{algorithm} cuts the vector by itself; leave blocks={blocks} out")
         require_ranks(algorithm, ranks)
-        blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
+        transfers = entry(ranks)
+        blocks = int(transfers.block_stop.max(initial=1))
     if root != 0 and collective not in ROOTED:
         raise UserError(f"{collective} has no root; leave root={root} out")
     # Rotate the ranks, so that the root does what rank 0 did.
