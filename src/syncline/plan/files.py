@@ -44,21 +44,17 @@ def open_file(path: str | os.PathLike[str]) -> io.FileIO:
 
 def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
     """Return the content of a file or pipe; raise FileError for more than ``most_bytes``, too."""
-    content = bytearray()
-    with open_file(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size  # 0 for a pipe
+    with io.BufferedReader(open_file(path)) as file:
         try:
-            while size_bytes <= most_bytes and (part := file.read(1 << 20)):
-                content += part
-                size_bytes = max(size_bytes, len(content))
+            content = file.read(most_bytes + 1)
         except OSError as error:
             raise FileError(f"{path}: cannot be read: {error.strerror}; check the disk") from None
-    if size_bytes > most_bytes:
+    if len(content) > most_bytes:
         raise FileError(
             f"{path}: holds more than {most_bytes} bytes, the most that is read of such a file; "
             "is this the right file?"
         )
-    return bytes(content)
+    return content
 
 
 def unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
