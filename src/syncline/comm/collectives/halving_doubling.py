@@ -8,6 +8,7 @@ linear-pipeline, section 3.2 and Table 1 (BE).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -39,17 +40,9 @@ def fold(ranks: int, blocks: int) -> Fold:
     """
     remainder = ranks - folded_blocks(ranks)
     others = np.arange(1, 2 * remainder, 2)
-    vectors = Transfers.of(
-        step=0,
-        source=others,
-        destination=others - 1,
-        block_start=0,
-        block_stop=blocks,
-        reduces=True,
-    )
-    shards = Transfers.of(
-        step=0, source=others, destination=others - 1, block_start=others, reduces=False
-    )
+    handed = partial(Transfers.of, step=0, source=others, destination=others - 1)
+    vectors = handed(block_start=0, block_stop=blocks, reduces=True)
+    shards = handed(block_start=others, reduces=False)
     return Fold(np.setdiff1d(np.arange(ranks), others), vectors, shards)
 
 
