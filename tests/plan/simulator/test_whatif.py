@@ -104,6 +104,8 @@ def test_more_workers_update_less_each() -> None:
     few, many = (swept.plan_at(Change(workers=count), "ddp").scenario.profile for count in (4, 32))
     assert few.operations[-2].duration_s == pytest.approx(4e-3)
     assert many.operations[-2].duration_s == pytest.approx(0.5e-3)
+    alone_s = [swept.point(Change(workers=count)).alone_s for count in (4, 32)]
+    assert alone_s[0] - alone_s[1] == pytest.approx(3.5e-3)
 
 
 def test_a_larger_batch_leaves_launching_the_update_and_what_is_fixed() -> None:

@@ -89,7 +89,7 @@ def predict_computation_s(scenario: Scenario) -> float:
 def prediction_of(
     scenario: Scenario, plan: Plan, steady: Steady, computation_s: float
 ) -> Prediction:
-    """Return the figures of a plan's run; ``computation_s`` is that of the scenario."""
+    """Return the figures of a plan's run; without messages it would take ``computation_s``."""
     iteration_s = steady.period_ns / NS_PER_S
     messages = (task for task in steady.dag.messages if task.lane != "delay")
     communication_s = math.fsum(task.duration_ns for task in messages) / NS_PER_S

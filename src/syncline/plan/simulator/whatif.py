@@ -131,13 +131,14 @@ class WhatIfSimulator:
         self.replans = replans
         self.planners = dict(planners)
         self._profile = profile
-        self._profiles: dict[tuple[str | None, int | None, _Computed], Profile] = {}
-        self._alone_s: dict[tuple[_Computed, Strategy, bool], float] = {}
+        self._profiles: dict[tuple[object, ...], Profile] = {}
+        self._alone_s: dict[tuple[Profile, Strategy], tuple[float, float]] = {}
 
     def profile_at(self, change: Change) -> Profile:
         """Return the profile as it is at a point."""
         workers = (change.workers or self.network.workers) if self._profile.sharded else None
-        key = (change.wire, workers, _computed(change))
+        computed = change.compute_scale, change.batch, change.batch_fixed, change.accumulate
+        key = (change.wire, workers, *computed)
         if key not in self._profiles:
             profile = with_compute_scale(self._profile, change.compute_scale)
             profile = with_batch(profile, change.batch, change.batch_fixed)
@@ -195,24 +196,25 @@ class WhatIfSimulator:
         settings: dict[str, Any] = change._asdict()
         settings |= msgspec.structs.asdict(settings.pop("behaviour"))
         settings["strategy"] = change.strategy.name
+        alone_s, computing_s = self._alone(change)
         for field in ("workers", "algorithm", "density", "jobs"):
             settings[field] = getattr(network, field)
         return Point(
             setting=Setting(**settings),
             network=network.name,
-            alone_s=self._alone(change, loading=True),
-            computing_s=self._alone(change, loading=False),
+            alone_s=alone_s,
+            computing_s=computing_s,
             predictions=tuple(planned.prediction for planned in plans),
         )
 
-    def _alone(self, change: Change, *, loading: bool) -> float:
-        """Return the iteration of one worker of factor 1 without communication."""
-        key = (_computed(change), change.strategy, loading)
+    def _alone(self, change: Change) -> tuple[float, float]:
+        """Return the iteration of one worker of factor 1 without messages, and without loading."""
+        profile = self.profile_at(change)
+        key = profile, change.strategy
         if key not in self._alone_s:
-            profile = self.profile_at(change)
-            profile = profile if loading else without_loading(profile)
-            scenario = Scenario(profile, self.network, change.strategy)
-            self._alone_s[key] = predict_computation_s(scenario)
+            alone = Scenario(profile, self.network, change.strategy)
+            unloaded = alone._replace(profile=without_loading(profile))
+            self._alone_s[key] = predict_computation_s(alone), predict_computation_s(unloaded)
         return self._alone_s[key]
 
 
@@ -226,14 +228,6 @@ def _computation_s(scenario: Scenario) -> float:
     free = Network.of_link(link, workers=workers, name="free")
     plan = Plan.merging("free", profile, workers, [len(profile.gradients) - 1])
     return steady_state(scenario._replace(network=free), plan).period_ns / NS_PER_S
-
-
-_Computed = tuple[float, float, float, int]
-
-
-def _computed(change: Change) -> _Computed:
-    """Return the settings that decide how long a worker computes."""
-    return change.compute_scale, change.batch, change.batch_fixed, change.accumulate
 
 
 def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> CostCurve:
