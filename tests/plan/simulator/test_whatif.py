@@ -92,6 +92,9 @@ def test_a_plan_without_gathers_gathers_parameters_after_a_sharded_update() -> N
     longer_s = forecast.prediction.iteration_s - predict(whole, NETWORK, ddp).prediction.iteration_s
     assert longer_s == pytest.approx(gathered_s - 15e-3, abs=1e-6)
     assert "gather parameters" in {span.label for span in forecast.timeline.spans}
+    assert forecast.prediction.computation_s == sharded.computation_s
+    point = simulator("ddp", profile=sharded).point(Change(workers=NETWORK.workers))
+    assert point.of("ddp") == forecast.prediction
     overlapped = PLANNERS["overlap"].plan(sharded, NETWORK)
     assert overlapped.sharded
     spans = predict(sharded, NETWORK, overlapped).timeline.spans

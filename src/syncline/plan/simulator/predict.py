@@ -57,9 +57,10 @@ def predict(
         UserError: the messages take longer than 19.5 hours, or there is more to simulate than
             fits; see :func:`syncline.plan.simulator.dag.build`.
     """
-    scenario = Scenario(with_gathering(profile, network, plan), network, strategy, workers)
+    computing = Scenario(profile, network, strategy, workers)
+    scenario = computing._replace(profile=with_gathering(profile, network, plan))
     steady = steady_state(scenario, plan)
-    prediction = prediction_of(scenario, plan, steady, predict_computation_s(scenario))
+    prediction = prediction_of(scenario, plan, steady, predict_computation_s(computing))
     return Forecast(prediction, timeline_of(scenario, plan, steady))
 
 
