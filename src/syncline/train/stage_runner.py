@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import weakref
 from collections import deque
 from multiprocessing.util import Finalize
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from syncline.torch_entry import LAUNCHED
 from syncline.train.engine.layout import needs_engine
 from syncline.train.log import about, announce
 from syncline.train.measure.exchange import gather_numbers
+from syncline.train.measure.gradient_hooks import weakly
 from syncline.train.measure.statistics import median, typical
 from syncline.train.measured_iterations import MeasuredIterations
 from syncline.train.reducer import Reducer
@@ -113,10 +113,13 @@ class StageRunner:
         self._enter(self.tuning.begin(batch))
         self.progress = self._progress()
         if dist.get_rank(self._job.group) == 0:
-            Finalize(None, _report_undecided, (weakref.ref(self),), exitpriority=0)
+            Finalize(None, weakly(self._report_undecided), exitpriority=0)
 
-    def report_undecided(self) -> None:
-        """Say what was missing for a decision, and what to do."""
+    def _report_undecided(self) -> None:
+        """Say at the end of the process what was missing for a decision, and what to do."""
+        failed = getattr(sys, "last_value", None) is not None  # its traceback says what was wrong
+        if failed or self.tuning.findings.decision != "undecided":
+            return
         done = self.progress.iteration
         if done:
             text = (
@@ -260,13 +263,3 @@ class StageRunner:
             self.progress = self._progress()
 
         self._reducer.change(change)
-
-
-def _report_undecided(runner_of: weakref.ref[StageRunner]) -> None:
-    """Say at the end of the process if training was too short for a decision."""
-    runner = runner_of()
-    if runner is None or runner.tuning.findings.decision != "undecided":
-        return
-    failed = getattr(sys, "last_value", None) is not None  # its traceback says what was wrong
-    if not failed:
-        runner.report_undecided()
