@@ -1,10 +1,10 @@
-"""Hooks on the accumulators of gradients; they keep no object alive."""
+"""Hooks on the accumulators of gradients, and on modules; they keep no object alive."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -26,6 +26,13 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
             found(*args)
 
     return call
+
+
+class ModuleHook:
+    """The base of hooks on modules: a copied or saved module gets a hook that does nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # loads without Syncline
 
 
 class GradientHooks:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from syncline.torch_private import compiled_call, is_compiled, sequence_number_of
 from syncline.train.measure.clock import Clock
-from syncline.train.measure.gradient_hooks import GradientHooks, take_off, weakly
+from syncline.train.measure.gradient_hooks import GradientHooks, ModuleHook, take_off, weakly
 from syncline.train.measure.step_hooks import after_gathers, after_steps, before_steps
 
 
@@ -110,8 +110,8 @@ class Observer:
         # Hooks of a module that is compiled in place are compiled with it.
         if name and computes and compiled_call(module) is None:
             reached = weakly(self._module_reached)
-            enter = _ModuleHook(partial(reached, Moment.ENTER, name))
-            leave = _ModuleHook(partial(reached, Moment.EXIT, name))
+            enter = _RecordingHook(partial(reached, Moment.ENTER, name))
+            leave = _RecordingHook(partial(reached, Moment.EXIT, name))
             self._handles.append(module.register_forward_pre_hook(enter))
             self._handles.append(module.register_forward_hook(leave))
         if not compiled:
@@ -224,8 +224,8 @@ class Observer:
             self._note(moment, "")
 
 
-class _ModuleHook:
-    """Records when a module's forward begins or ends; a copy of it does nothing."""
+class _RecordingHook(ModuleHook):
+    """Records when a module's forward begins or ends."""
 
     def __init__(self, record: Callable[[], None]) -> None:
         self._record = record
@@ -233,13 +233,6 @@ class _ModuleHook:
     def __call__(self, *_: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():  # not a part of what is compiled
             self._record()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial, (_nothing,)
-
-
-def _nothing(*_: Any) -> None:
-    pass
 
 
 class AutogradGraph(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from syncline.torch_private import compiled_call, is_compiled, set_compiled_call
+from syncline.train.measure.gradient_hooks import ModuleHook, take_off
 from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.pending import finish_all
 
@@ -84,7 +84,7 @@ class PreForwardHooks:
         return [known[id(p)] for p in module.parameters(recurse=recurse) if id(p) in known]
 
 
-class _PreForwardHook:
+class _PreForwardHook(ModuleHook):
     """The hook of one module."""
 
     def __init__(
@@ -115,10 +115,6 @@ class _PreForwardHook:
             deferral.note_compiled(self._own)
             deferral.make_updates(self._label, self._own)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copied or saved module gets a hook that does nothing, and loads without Syncline.
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
 
 class _CompiledPreForwardHook(_PreForwardHook):
     """The hook of a compiled module, whose code cannot take pending tensors."""
@@ -129,7 +125,6 @@ class _CompiledPreForwardHook(_PreForwardHook):
 
 
 def _remove(handles: list[RemovableHandle], compiled: list[tuple[nn.Module, Any]]) -> None:
-    for handle in handles:
-        handle.remove()
+    take_off(handles)
     for module, call in compiled:
         set_compiled_call(module, call)

@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import UserError
-from syncline.train.measure.gradient_hooks import take_off
+from syncline.train.measure.gradient_hooks import ModuleHook, take_off, weakly
 from syncline.train.measure.step_hooks import before_steps
 from syncline.train.sparse.gradients import shaped
 from syncline.train.sparse.residuals import Residuals
@@ -156,18 +156,14 @@ class StepAhead:
         return (own,), {**named, "closure": closure_and_back}
 
 
-class _Hook:
-    """Calls a method while its object is alive. A copied or pickled hook does nothing."""
+class _Hook(ModuleHook):
+    """Calls a method while its object is alive."""
 
-    def __init__(self, method: Callable[..., Any] | None = None) -> None:
-        self._method = None if method is None else weakref.WeakMethod(method)
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._call = weakly(method)
 
-    def __call__(self, *arguments: Any) -> Any:
-        method = None if self._method is None else self._method()
-        return None if method is None else method(*arguments)
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
 
 
 @torch.no_grad()
