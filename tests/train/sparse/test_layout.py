@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.train.sparse.gradients import exchanged_parameters, require_exchangeable
+from syncline.train.measure.profiler import trainable_parameters
+from syncline.train.sparse.gradients import require_exchangeable
 
 
 def test_names_are_those_of_the_model() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Embedding(4, 2))
     model[0].bias.requires_grad_(False)
-    assert [*exchanged_parameters(model)] == ["0.weight", "1.weight"]
+    assert [*trainable_parameters(model)] == ["0.weight", "1.weight"]
 
 
 @pytest.mark.parametrize(
@@ -29,11 +30,11 @@ def test_names_are_those_of_the_model() -> None:
 )
 def test_what_is_refused(model: nn.Module, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        require_exchangeable(exchanged_parameters(model), model)
+        require_exchangeable(trainable_parameters(model), model)
 
 
 def test_too_many_elements() -> None:
     model = nn.Module()
     model.large = nn.Parameter(torch.empty(1).expand(2**32))
     with pytest.raises(UserError, match=r"'large' has 4294967296 elements; at most 2\^32 - 1"):
-        require_exchangeable(exchanged_parameters(model), model)
+        require_exchangeable(trainable_parameters(model), model)

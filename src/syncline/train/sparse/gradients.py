@@ -37,11 +37,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
-def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients, by their names in the model without a wrapper."""
-    return {name: p for name, p in unwrapped(model).named_parameters() if p.requires_grad}
-
-
 def require_exchangeable(parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
     """Raise UserError if there are no parameters, or the gradients of one cannot be compressed."""
     for name, module in model.named_modules() if model is not None else ():

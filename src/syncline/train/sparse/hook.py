@@ -17,7 +17,8 @@ from syncline.errors import UserError
 from syncline.plan.recipe import Recipe
 from syncline.torch_private import current_graph_task, queue_callback
 from syncline.train.measure.exchange import timeout_of
-from syncline.train.sparse.gradients import NamedGradient, exchanged_parameters, flat, unwrapped
+from syncline.train.measure.profiler import trainable_parameters
+from syncline.train.sparse.gradients import NamedGradient, flat, unwrapped
 from syncline.train.sparse.serial_executor import SerialExecutor
 from syncline.train.sparse.session import Scaler, Session
 
@@ -72,7 +73,7 @@ class GTopKState:
         self._shown: list[Tensor] = []  # without a model: the parameters of the first step so far
         self._agreed: Session | None = None
         if self._module is not None:
-            self._agree(exchanged_parameters(self._module))
+            self._agree(trainable_parameters(self._module))
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step, with their futures, which are not complete yet."""
         self._message = 0
@@ -124,7 +125,7 @@ class GTopKState:
             )
         self._session.step_ahead(
             self._module,
-            exchanged_parameters(self._module),
+            trainable_parameters(self._module),
             optimizer,
             synchronize=self._executor.join,
         )
