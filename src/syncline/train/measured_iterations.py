@@ -45,8 +45,6 @@ class MeasuredIterations:
         """Whether a forward pass that trains has begun since the last iteration ended."""
         self._accumulates = False
         """Whether all forward passes of this iteration so far only accumulate gradients."""
-        self._noted: tuple[ObservedIteration, Recorded] | None = None
-        """The last observed iteration, and its exchange."""
         self._timed: Sample | None = None  # the last sample of the reducer's timers
         self._start: Any = None
         self.stage = stage
@@ -66,6 +64,7 @@ class MeasuredIterations:
         self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
         """For each iteration: its beginning and end, and when the program was away."""
         self._observed: list[tuple[ObservedIteration, Recorded]] = []
+        """The observed iterations, each with its exchange."""
         self.done = 0
 
     def start(self) -> None:
@@ -123,9 +122,9 @@ class MeasuredIterations:
             # Another forward pass before the same backward pass: the iteration begins again here,
             # and the earlier passes count as time between iterations.
             again = observer.begin()
-            if again is not None and self._noted is not None:
-                iteration, recorded = self._noted
-                self._noted = iteration._replace(end_stamp=again.end_stamp), recorded
+            if again is not None and self._observed:
+                iteration, recorded = self._observed[-1]
+                self._observed[-1] = iteration._replace(end_stamp=again.end_stamp), recorded
         else:
             self._begin_observing(observer)
 
@@ -136,7 +135,7 @@ class MeasuredIterations:
         observer.quiet, observer.detail = turn == "quiet", turn == "detailed"
         finished, recorded = observer.begin(), self._reducer.executor.recorded()
         if finished is not None and self.done > self.stage.warmup:
-            self._noted = finished, recorded
+            self._observed.append((finished, recorded))
 
     def end_forward(self, forward: Forward, output: Any) -> None:
         """Call when a forward pass has ended."""
@@ -183,9 +182,6 @@ class MeasuredIterations:
             if sample is not None and self.done > stage.warmup:
                 self.result.active_s.append(sample.computation_s - broadcast_s)
         self._start = stamp
-        if self._noted is not None:
-            self._observed.append(self._noted)
-            self._noted = None
 
     def _count(self) -> None:
         self._in_iteration = self._accumulates = False
