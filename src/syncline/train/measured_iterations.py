@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from enum import Enum, auto
 from typing import Any
 
 from syncline.plan.quantities import NS_PER_S
 from syncline.train.engine.recording import Recorded
+from syncline.train.measure.clock import Clock, CpuClock
 from syncline.train.measure.observer import ObservedIteration, Observer
 from syncline.train.measure.segments import SegmentTrace, read_iteration
 from syncline.train.rank_measurements import StageResult
@@ -37,6 +37,7 @@ class MeasuredIterations:
         self._job = job
         self._reducer = reducer
         self._clock = job.clock
+        self._timer: Clock = job.clock  # in the steady state, the host's clock
         self._observer: Observer | None = None
         self._away: tuple[Any, Any] | None = None
         """When the program left training in this iteration, and when it returned."""
@@ -59,6 +60,7 @@ class MeasuredIterations:
     def enter(self, stage: Stage) -> None:
         """Begin a stage."""
         self.stage = stage
+        self._timer = CpuClock() if stage.is_steady else self._clock
         if not stage.goes_on:
             self.result = StageResult()
         self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
@@ -73,7 +75,7 @@ class MeasuredIterations:
             # Attached after the reducer's own hooks, so that a gradient counts as ready when it
             # is in its bucket.
             self._reducer.change(self._observe)
-        self._start = self._stamp()
+        self._start = self._timer.stamp()
 
     def _observe(self) -> None:
         self._observer = Observer(self._job.module, self._job.parameters, self._clock)
@@ -85,14 +87,10 @@ class MeasuredIterations:
             self._observer.detach()
             self._observer = None
 
-    def _stamp(self) -> Any:
-        """Return the time; in the steady state, by the host's clock."""
-        return time.perf_counter() if self.stage.is_steady else self._clock.stamp()
-
     def leave_training(self) -> None:
         """Call when evaluation begins: the time until a forward pass that trains is not counted."""
         if self.begun and not self._in_iteration and self._left_at is None:
-            self._left_at = self._stamp()
+            self._left_at = self._timer.stamp()
             if self._observer is not None:
                 self._observer.end()
 
@@ -102,7 +100,7 @@ class MeasuredIterations:
         if forward is not Forward.OTHER:
             self._in_iteration = True
             if self._left_at is not None:
-                self._away = self._left_at, self._stamp()
+                self._away = self._left_at, self._timer.stamp()
                 self._left_at = None
         observer = self._observer
         if observer is None:
@@ -155,13 +153,9 @@ class MeasuredIterations:
     def end_steady(self) -> float:
         """End an iteration of the steady state; return its seconds."""
         self._count()
-        now_s = time.perf_counter()
-        iteration_s: float = now_s - self._start
-        if self._away is not None:
-            left_s, back_s = self._away
-            iteration_s -= back_s - left_s
-            self._away = None
-        self._start = now_s
+        now = self._timer.stamp()
+        iteration_s = self._lasted_s(self._start, now, self._away)
+        self._start, self._away = now, None
         return iteration_s
 
     def end(self) -> None:
@@ -215,9 +209,9 @@ class MeasuredIterations:
         return times
 
     def _lasted_s(self, start: Any, end: Any, away: tuple[Any, Any] | None) -> float:
-        lasted_ns = self._clock.between_ns(start, end)
+        lasted_ns = self._timer.between_ns(start, end)
         if away is not None:
-            lasted_ns -= self._clock.between_ns(*away)
+            lasted_ns -= self._timer.between_ns(*away)
         return lasted_ns / NS_PER_S
 
     def _read_observed(self, finished: ObservedIteration, recorded: Recorded) -> None:
