@@ -28,7 +28,7 @@ from syncline.train.measure.gradient_hooks import take_off
 from syncline.train.measure.profiler import trainable_parameters
 from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
 from syncline.train.sparse.residuals import Residuals
-from syncline.train.sparse.session import VERSION, Scaler, Session, require_place, require_version
+from syncline.train.sparse.session import Scaler, Session, require_own_state, state_of
 from syncline.train.sparse.sparse_transport import ring_bytes
 from syncline.train.sparse.torch_memory import memory_of
 
@@ -47,8 +47,7 @@ class _Rounding:
             elements = {name: parameter.numel() for name, parameter in parameters.items()}
             self.residuals = Residuals(None, elements, memory_of(device_of(parameters)))
         self._compression = compression
-        self.ranks = group.size()
-        self._place = {"rank": group.rank(), "ranks": self.ranks}
+        self.group = group
 
     def follow(self, scaler: Scaler) -> None:
         """Keep the residuals at the scale of the gradients that they are added to."""
@@ -74,15 +73,13 @@ class _Rounding:
     def state_dict(self) -> dict[str, Any]:
         if self.residuals is None:
             return {"compression": self._compression, "steps": self.step}
-        own = {"version": VERSION, "recipe": self._compression, "step": self.step}
-        return {**own, **self._place, **self.residuals.state_dict()}
+        return state_of(self._compression, self.step, self.group, self.residuals)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.residuals is None:
             self.step = state["steps"]
             return
-        require_version(state)
-        require_place(state, **self._place)
+        require_own_state(state, self.group)
         self.residuals.load_state_dict(state)
         self.step = state["step"]
 
@@ -270,7 +267,7 @@ class Compressing:
                 return gradient + shaped(residuals.taken(name), strides)
             # These are parts of the average, and the exchange will divide by the number of ranks.
             exchange.begin_round()
-            return gradient + exchange.ranks * shaped(residuals.taken(name), strides)
+            return gradient + exchange.group.size() * shaped(residuals.taken(name), strides)
 
         return take
 

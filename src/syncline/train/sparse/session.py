@@ -331,18 +331,12 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank to save; call it while no exchange is under way."""
         self.undo_refused()
-        return {
-            "version": VERSION,
-            "recipe": msgspec.to_builtins(self.recipe),
-            "ranks": self._group.size(),
-            "rank": self._group.rank(),
-            "step": self.step,
-            **self.residuals.state_dict(),
-        }
+        recipe = msgspec.to_builtins(self.recipe)
+        return state_of(recipe, self.step, self._group, self.residuals)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the saved state; see :meth:`GTopKState.load_state_dict`."""
-        require_version(state)
+        require_own_state(state, self._group)
         if not isinstance(state["recipe"], Mapping):
             raise MismatchError(f"the state is of {state['recipe']}, not of a sparse exchange")
         recipe = msgspec.convert(state["recipe"], Recipe)
@@ -356,7 +350,6 @@ class Session:
                 f"the checkpoint was made with another recipe: {', '.join(differing)}; continue "
                 "with that one"
             )
-        require_place(state, self._group.rank(), self._group.size())
         self.residuals.load_state_dict(state)
         self._before.clear()
         self.step = state["step"]
@@ -384,16 +377,22 @@ class Session:
                     )
 
 
-def require_version(state: Mapping[str, Any]) -> None:
-    """Raise a MismatchError if a state is not of the form that is written now."""
+def state_of(
+    recipe: Any, step: int, group: dist.ProcessGroup, residuals: Residuals
+) -> dict[str, Any]:
+    """Return what a rank saves of compressed training; ``recipe`` is as JSON can hold it."""
+    rank, ranks = group.rank(), group.size()
+    own = {"version": VERSION, "recipe": recipe, "ranks": ranks, "rank": rank, "step": step}
+    return {**own, **residuals.state_dict()}
+
+
+def require_own_state(state: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+    """Raise a MismatchError for a state of another version, rank or number of ranks."""
     if state.get("version") != VERSION:
         raise MismatchError(
             f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
         )
-
-
-def require_place(state: Mapping[str, Any], rank: int, ranks: int) -> None:
-    """Raise a MismatchError if a state is of another rank, or of another number of ranks."""
+    rank, ranks = group.rank(), group.size()
     if (state["rank"], state["ranks"]) != (rank, ranks):
         raise MismatchError(
             f"the state is of rank {state['rank']} of {state['ranks']}, this is rank {rank} of "
