@@ -99,10 +99,6 @@ class Residuals:
         """Return the residual of a parameter, of shape (elements,)."""
         return self._residuals[name]
 
-    def velocity_of(self, name: str) -> Tensor | None:
-        """Return the velocity of a parameter, of shape (elements,), if there are any."""
-        return self._velocities.get(name)
-
     def add(self, names: Sequence[str], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these parameters."""
         self._memory.add([self._residuals[name] for name in names], vector)

@@ -293,10 +293,10 @@ class Session:
         residuals, transport = self.residuals, self.transport
         rows = []
         for name, added in gradients:
-            velocity = residuals.velocity_of(name)
-            if velocity is not None:
+            residual, *velocities = residuals.tensors_of(name)
+            for velocity in velocities:
                 added = velocity * self.recipe.momentum + added
-            residual = residuals.of(name).double()
+            residual = residual.double()
             rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
         before = torch.cat(rows, dim=1).cpu()  # float64: sums, and sums of magnitudes
         transport.all_reduce(before, counted=False)
