@@ -62,6 +62,11 @@ class FakeStream:
     def wait_event(self, event: FakeEvent) -> None:
         self.recorder.order(self.clock, event.clock)
 
+    def record_event(self) -> FakeEvent:
+        event = FakeEvent(self.recorder)
+        event.record(self)
+        return event
+
     def wait_stream(self, stream: FakeStream) -> None:
         self.recorder.order(self.clock, stream.clock)
 

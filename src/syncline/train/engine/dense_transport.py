@@ -319,8 +319,7 @@ class CudaDenseTransport(DenseTransport):
 
     def mark(self) -> torch.cuda.Event:
         """Record an event on the current stream."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._cuda))
+        event: torch.cuda.Event = torch.cuda.current_stream(self._cuda).record_event()
         return event
 
     def prepare(self, given: Slice) -> None:
@@ -364,8 +363,7 @@ class CudaDenseTransport(DenseTransport):
 
     def _all_of_stream(self) -> Work:
         """Return a work for everything on the stream so far, such as copies after a collective."""
-        done = torch.cuda.Event()
-        done.record(self._stream)
+        done = self._stream.record_event()
         return Work(
             done.synchronize, lambda: torch.cuda.current_stream(self._cuda).wait_event(done)
         )

@@ -128,8 +128,7 @@ class CudaMemory(TorchMemory):
 
     def mark(self) -> torch.cuda.Event:
         """Record an event on the current stream."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
         return event
 
     @contextmanager
