@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +18,16 @@ class BucketSlice(NamedTuple):
     stop: int
 
 
+class TensorPart(NamedTuple):
+    """Elements ``[start, stop)`` of a tensor, which lie in a bucket from ``at`` on."""
+
+    tensor: int
+    start: int
+    stop: int
+    bucket: int
+    at: int
+
+
 @dataclass(frozen=True, slots=True)
 class BucketLayout:
     """Buckets that hold whole tensors and whole messages, and each message's place in them.
@@ -27,6 +37,7 @@ class BucketLayout:
     list of caps for all dtypes: if there are several, each has a single bucket.
     """
 
+    firsts: tuple[int, ...]  # of each tensor: its first element among all, and where they end
     buckets: tuple[range, ...]  # the tensors of each bucket, as indices into the plan's
     bucket_caps: tuple[int, ...]  # bytes at which DDP closes each bucket
     places: tuple[BucketSlice, ...]  # of each message
@@ -47,12 +58,12 @@ class BucketLayout:
             buckets = _runs([tensor.elements for tensor in plan.tensors], tensors)
         sizes = [sum(plan.tensors[t].size_bytes for t in bucket) for bucket in buckets]
         bucket_of = {tensor: number for number, run in enumerate(buckets) for tensor in run}
-        first_element = [0, *itertools.accumulate(t.elements for t in plan.tensors)]
+        firsts = (0, *itertools.accumulate(t.elements for t in plan.tensors))
         places = []
         touching: list[list[int]] = [[] for _ in plan.tensors]
         for number, (message, members) in enumerate(zip(plan.messages, tensors, strict=True)):
             bucket = bucket_of[members[0]] if members else 0
-            offset = first_element[buckets[bucket][0]]
+            offset = firsts[buckets[bucket][0]]
             filling = (t for t in members if plan.tensors[t].elements)
             assert all(t in buckets[bucket] for t in filling), "a message of several dtypes"
             places.append(BucketSlice(bucket, message.start - offset, message.stop - offset))
@@ -60,6 +71,7 @@ class BucketLayout:
                 touching[tensor].append(number)
         final = {n for n, m in enumerate(plan.messages) if m.collective != "reduce-scatter"}
         return cls(
+            firsts=firsts,
             buckets=buckets,
             bucket_caps=tuple(sizes if len(kinds) == 1 else [max(sizes)] * len(sizes)),
             places=tuple(places),
@@ -68,6 +80,16 @@ class BucketLayout:
             completing=tuple(tuple(n for n in some if n in final) for some in touching),
             sources=_sources(plan),
         )
+
+    def parts(self, message: int, begin: int, end: int) -> Iterator[TensorPart]:
+        """Yield a message's parts of tensors in the elements ``[begin, end)`` of all gradients."""
+        bucket = self.places[message].bucket
+        for tensor in self.tensors[message]:
+            first, after = self.firsts[tensor], self.firsts[tensor + 1]
+            start, stop = max(begin, first), min(end, after)
+            if start < stop:
+                at = start - self.firsts[self.buckets[bucket][0]]
+                yield TensorPart(tensor, start - first, stop - first, bucket, at)
 
 
 def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:

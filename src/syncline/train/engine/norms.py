@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm
 from syncline.torch_private import foreach_norm
-from syncline.train.engine.layout import BucketLayout, BucketSlice, sum_shares
+from syncline.train.engine.layout import BucketLayout, TensorPart, sum_shares
 
 ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}  # of each norm, as torch has it
 ROW = 256
@@ -33,23 +32,15 @@ class ShareNorms:
             [[] for _ in plan.tensors] for _ in range(plan.workers)
         ]
         """Of each worker and tensor: elements ``[start, stop)`` of the tensor."""
-        self._held: list[list[list[tuple[int, BucketSlice]]]] = [
-            [[] for _ in plan.messages] for _ in range(plan.workers)
-        ]
-        """Of each worker and message: its pieces of tensors, each with the tensor's index."""
-        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
-        for number, (message, place) in enumerate(zip(plan.messages, layout.places, strict=True)):
+        self._held: list[dict[int, list[TensorPart]]] = [{} for _ in range(plan.workers)]
+        """Of each worker, by the number of a sum: its parts of tensors."""
+        for number, message in enumerate(plan.messages):
             if message.collective == "all-gather":
                 continue
-            offset = message.start - place.start
             for worker, (begin, end) in enumerate(sum_shares(message, plan.workers)):
-                for index in layout.tensors[number]:
-                    start, stop = max(begin, first[index]), min(end, first[index + 1])
-                    if start < stop:
-                        within = start - first[index], stop - first[index]
-                        self._pieces[worker][index].append(within)
-                        piece = BucketSlice(place.bucket, start - offset, stop - offset)
-                        self._held[worker][number].append((index, piece))
+                parts = self._held[worker][number] = [*layout.parts(number, begin, end)]
+                for part in parts:
+                    self._pieces[worker][part.tensor].append((part.start, part.stop))
 
     def row(
         self, rank: int, buffers: Mapping[int, torch.Tensor], messages: Iterable[int]
@@ -64,8 +55,8 @@ class ShareNorms:
             held = self._held[rank][number]
             if not held:
                 continue
-            numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for _, p in held])
-            where = torch.tensor([tensor for tensor, _ in held], device=device)
+            numbers = self._numbers([buffers[p.bucket][p.at :][: p.stop - p.start] for p in held])
+            where = torch.tensor([part.tensor for part in held], device=device)
             # A tensor may have several pieces. Both reductions propagate NaN.
             reduce = "amax" if self._order == torch.inf else "sum"
             row.scatter_reduce_(0, where, torch.stack(numbers), reduce)

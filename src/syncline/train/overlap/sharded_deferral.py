@@ -6,10 +6,9 @@ rank's own share, and the all-gather carries parameters instead of gradients.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from syncline.errors import UserError
 from syncline.torch_private import foreach_copy_, foreach_zero_, without_torch_function
 from syncline.train.engine.engine import Engine
+from syncline.train.engine.layout import TensorPart
 from syncline.train.engine.message_threads import Round
 from syncline.train.overlap.clipping import Change, make_changes
 from syncline.train.overlap.deferral import Deferral
@@ -27,16 +27,6 @@ from syncline.train.overlap.pending import UPDATES, PendingState, index_of, is_p
 from syncline.train.overlap.sharding import Sharding
 from syncline.train.overlap.trial import marks
 from syncline.train.sparse.gradients import flat
-
-
-class _Place(NamedTuple):
-    """Elements ``[start, stop)`` of a parameter, which lie in a bucket at offset ``at``."""
-
-    parameter: int
-    start: int
-    stop: int
-    bucket: int
-    at: int
 
 
 class ShardedStep(DeferredStep):
@@ -130,26 +120,16 @@ class ShardedDeferral(Deferral):
         super().__init__(parameters, engine, guard)
         self._spent: dict[int, torch.Tensor] = {}  # pending gradients whose updates were made
         plan, layout = engine.plan, engine.layout
-        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
-        self._own: dict[int, list[_Place]] = {}  # by all-gather: this rank's share of it
-        self._whole: list[list[_Place]] = [[] for _ in plan.tensors]  # all of each parameter
+        self._own: dict[int, list[TensorPart]] = {}  # by all-gather: this rank's share of it
+        self._whole: list[list[TensorPart]] = [[] for _ in plan.tensors]  # all of each parameter
         for number in engine.gathers:
-            message, place = plan.messages[number], layout.places[number]
-            offset = place.start - message.start
-
-            def places(begin: int, end: int) -> Iterable[_Place]:
-                for index in layout.tensors[number]:  # noqa: B023
-                    start, stop = max(begin, first[index]), min(end, first[index + 1])
-                    if start < stop:
-                        within = start - first[index], stop - first[index]
-                        yield _Place(index, *within, place.bucket, start + offset)  # noqa: B023
-
-            for each in places(message.start, message.stop):
-                self._whole[each.parameter].append(each)
+            message = plan.messages[number]
+            for part in layout.parts(number, message.start, message.stop):
+                self._whole[part.tensor].append(part)
             self._own[number] = [
-                each
+                part
                 for start, stop in engine.own_parts(number)
-                for each in places(message.start + start, message.start + stop)
+                for part in layout.parts(number, message.start + start, message.start + stop)
             ]
 
     def wait_for_sums(self) -> bool:
@@ -176,9 +156,9 @@ class ShardedDeferral(Deferral):
         self.defer(step, updated)
 
     @torch.no_grad()
-    def _copy(self, places: Iterable[_Place], *, to_bucket: bool) -> None:
+    def _copy(self, parts: Iterable[TensorPart], *, to_bucket: bool) -> None:
         values, inside = [], []
-        for index, start, stop, bucket, at in places:
+        for index, start, stop, bucket, at in parts:
             values.append(flat(torch.Tensor.detach(self.parameters[index]))[start:stop])
             inside.append(self.engine.buffers[bucket][at : at + stop - start])
         if values:
@@ -186,7 +166,7 @@ class ShardedDeferral(Deferral):
 
     def _update(self, step: DeferredStep, indices: Sequence[int]) -> None:  # noqa: ARG002
         """Copy parameters whose elements have arrived out of the buckets."""
-        self._copy((place for i in indices for place in self._whole[i]), to_bucket=False)
+        self._copy((part for i in indices for part in self._whole[i]), to_bucket=False)
         zeroed = self._zeroed.intersection(indices)
         if zeroed:
             foreach_zero_([self._gradients[index] for index in zeroed])

@@ -21,7 +21,7 @@ from syncline.plan.plan import Plan, Tensor
 from syncline.plan.planners.dtypes import apart
 from syncline.torch_private import all_gather_base
 from syncline.train.engine.dense_transport import places_in
-from syncline.train.engine.layout import even_part, sum_shares
+from syncline.train.engine.layout import BucketLayout, even_part, sum_shares
 from syncline.train.measure.exchange import gather_numbers, telling_lost_peers
 from syncline.train.measure.keepalive import keepalive
 from syncline.train.overlap.trial import is_of_elements
@@ -67,20 +67,17 @@ class Sharding:
     def _share_out(self, plan: Plan) -> None:
         """Give each rank its share of every all-reduce or reduce-scatter of a plan."""
         order = [self.names.index(tensor.name) for tensor in plan.tensors]
-        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+        layout = BucketLayout.of(plan)
         self._blocks: list[list[list[tuple[int, int, int]]]] = []
         """Of each such message and rank: elements ``(parameter, start, stop)``."""
         self._spans: list[Spans] = [[[] for _ in order] for _ in range(self._workers)]
-        for message, tensors in zip(plan.messages, plan.message_tensors(), strict=True):
+        for number, message in enumerate(plan.messages):
             if message.collective == "all-gather":
                 continue
             self._blocks.append([])
             for rank, (begin, end) in enumerate(sum_shares(message, self._workers)):
-                parts = [
-                    (order[t], max(begin, first[t]) - first[t], min(end, first[t + 1]) - first[t])
-                    for t in tensors
-                    if max(begin, first[t]) < min(end, first[t + 1])
-                ]
+                found = layout.parts(number, begin, end)
+                parts = [(order[part.tensor], part.start, part.stop) for part in found]
                 self._blocks[-1].append(parts)
                 for index, start, stop in parts:
                     self._spans[rank][index].append((start, stop))
