@@ -7,7 +7,6 @@ to torch.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -179,6 +178,11 @@ class PlannedTraining(UnplannedTraining):
         """What exchanges the gradients now."""
         return self.reducer.executor
 
+    @property
+    def mixed(self) -> bool:
+        """Whether a backward pass without exchange has followed the last exchanged one."""
+        return self.executor.mixed
+
     # ------------------------------------------------------------------ training
 
     @disable_dynamo
@@ -276,18 +280,15 @@ class PlannedTraining(UnplannedTraining):
             require_shardable(wrapped, optimizer, shard=shard)
         if guard and wrapped.guard is None:
             wrapped.guard = Guard()
-        deferral = weakref.WeakMethod(self._deferral_now)
         if shard:
             wrapped.sharding = wrapped.sharding or Sharding(
                 wrapped.parameters, wrapped.tensors(), wrapped.group
             )
-            sharded = ShardedOptimizer(optimizer, wrapped.sharding)
-            sharded.attach(deferral, weakref.WeakMethod(self._mixed))
-            wrapped.optimizers.append(sharded)
+            wrapped.optimizers.append(ShardedOptimizer(optimizer, wrapped.sharding, self))
             if len(wrapped.optimizers) > 1:
                 self.stop_deferring("several sharded optimizers update this model")
         else:
-            wrapped.optimizers.append(DeferredOptimizer.of(optimizer, deferral))
+            wrapped.optimizers.append(DeferredOptimizer.of(optimizer, self))
         if is_compiled(wrapped.module) and wrapped.why_not_deferred is None:
             self.stop_deferring(why_not_compiled(wrapped.module))
         if is_tensor_parallel(wrapped.parameters.values()):
@@ -297,12 +298,6 @@ class PlannedTraining(UnplannedTraining):
         self._report_synchronous()
         average_with_torch()
         self.executor.let_defer()
-
-    def _deferral_now(self) -> Deferral | None:
-        return self.deferral
-
-    def _mixed(self) -> bool:
-        return self.executor.mixed
 
     def _overlap_at_first_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Overlap an optimizer of this model's parameters that was not given to ``overlap``."""

@@ -7,7 +7,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -23,8 +23,6 @@ from syncline.train.overlap.pending import UPDATES, PendingParameter, PendingSta
 from syncline.train.overlap.probe_parameters import StepCheck
 from syncline.train.overlap.separable import STEP_COMPILED, separability
 from syncline.train.overlap.trial import calls_closure_first
-
-CurrentDeferral = Callable[[], Deferral | None]
 
 _MARK = "_syncline_overlap"
 PLAIN = (nn.Parameter, KeptParameter)  # the classes of parameters that can be made pending
@@ -68,14 +66,25 @@ def _caller_of_saved_step(optimizer: torch.optim.Optimizer) -> Any:
     return next((each for each in inside if hasattr(each, "_optimizer_original_step_method")), None)
 
 
+class Model(Protocol):
+    """A model that an optimizer updates."""
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """Its present deferral; None if nothing is ever pending in the model."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether unexchanged gradients may have been added to exchanged ones."""
+
+
 class DeferredOptimizer:
     """Replaces an optimizer's ``step`` by a deferred one, and leaves the rest as it is."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.updates = 0  # how often ``step`` was called; all ranks must agree
-        self._models: list[weakref.ref[CurrentDeferral]] = []
-        """Each returns a model's current deferral; None if nothing is ever pending in the model."""
+        self._models: list[weakref.ref[Model]] = []
         self._warned_of: set[str] = set()
         caller = _caller_of_saved_step(optimizer)
         if caller is not None:
@@ -100,16 +109,16 @@ class DeferredOptimizer:
         self._warn_why_not()
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
+    def of(cls, optimizer: torch.optim.Optimizer, model: Model) -> Self:
         """Defer an optimizer's updates of one more model; a UserError if that was done before."""
         mark = getattr(optimizer, _MARK, None)
         deferred = cls(optimizer) if mark is None else mark()
-        if any(known() == model() for known in deferred._models):
+        if any(known() is model for known in deferred._models):
             raise UserError(
                 "overlap was called twice for this optimizer; its step is deferred already, use "
                 "what the first call returned"
             )
-        deferred._models.append(model)
+        deferred._models.append(weakref.ref(model))
         return deferred
 
     def _deferred_step(self) -> Any:
@@ -230,8 +239,8 @@ class DeferredOptimizer:
         return False
 
     def _deferrals(self) -> list[Deferral]:
-        currents = [current for model in self._models if (current := model()) is not None]
-        return [deferral for current in currents if (deferral := current()) is not None]
+        models = filter(None, (model() for model in self._models))
+        return [deferral for model in models if (deferral := model.deferral) is not None]
 
     def _before_save(self) -> None:
         self._force_sync()

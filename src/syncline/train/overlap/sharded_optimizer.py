@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from syncline.errors import FileError, UserError
 from syncline.torch_private import disable_dynamo
 from syncline.train.measure.step_hooks import after_gathers, after_steps, before_steps
-from syncline.train.overlap.deferred_optimizer import CurrentDeferral, DeferredOptimizer
+from syncline.train.overlap.deferred_optimizer import DeferredOptimizer, Model
 from syncline.train.overlap.pending import UPDATES, is_pending
 from syncline.train.overlap.separable import separability
 from syncline.train.overlap.sharded_checkpoint import REST, as_dtensors, load
@@ -36,7 +36,7 @@ class ShardedOptimizer(DeferredOptimizer):
         UserError: the optimizer cannot be sharded.
     """
 
-    def __init__(self, optimizer: Optimizer, sharding: Sharding) -> None:
+    def __init__(self, optimizer: Optimizer, sharding: Sharding, model: Model) -> None:
         reason = why_not_shardable(optimizer)
         if reason is not None:
             raise UserError(
@@ -45,6 +45,7 @@ class ShardedOptimizer(DeferredOptimizer):
                 "as AdamW"
             )
         super().__init__(optimizer)
+        self._models.append(weakref.ref(model))
         self.sharding = sharding
         self._check.why_inseparable = lambda: why_not_shardable(optimizer)
         for group in optimizer.param_groups:
@@ -55,13 +56,6 @@ class ShardedOptimizer(DeferredOptimizer):
                     if state:
                         optimizer.state[parameter] = state
         sharding.optimizers.append(optimizer)
-
-    def attach(
-        self, model: weakref.ref[CurrentDeferral], mixed: weakref.ref[Callable[[], bool]]
-    ) -> None:
-        """Update a model; ``mixed`` says whether unexchanged gradients may have been added."""
-        self._models.append(model)
-        self._mixed = mixed
 
     @disable_dynamo
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
@@ -101,9 +95,9 @@ class ShardedOptimizer(DeferredOptimizer):
 
     def _step_at_once(self) -> None:
         """Update this rank's share from whole gradients, and gather the parameters."""
-        mixed = self._mixed()
+        model = self._models[0]()
         gradients = [p.grad for p in self.sharding.parameters if p.grad is not None]
-        self.sharding.require_same(gradients, look=mixed is not None and mixed())
+        self.sharding.require_same(gradients, look=model is not None and model.mixed)
         with UPDATES:
             step = self._sharded_step()
             exchanged = step.exchanged
