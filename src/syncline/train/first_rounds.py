@@ -12,6 +12,7 @@ from syncline.train.engine.compression import Compressor
 from syncline.train.engine.dense_transport import bucket_elements, scale, sum_then
 from syncline.train.engine.engine import Engine
 from syncline.train.overlap.deferral import Deferral
+from syncline.train.sparse.memory import future_on
 
 
 class FirstRounds:
@@ -104,7 +105,7 @@ class FirstRounds:
 
     def _hold(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Hold a bucket until the last one is there, then exchange the plan's messages."""
-        future = _future_of(bucket.buffer())
+        future = future_on(bucket.buffer().device)
         self._futures.append((future, bucket.buffer()))
         parameters = bucket.parameters()
         parts = bucket_elements(bucket).split([parameter.numel() for parameter in parameters])
@@ -141,10 +142,6 @@ class FirstRounds:
 
 def done(buffer: torch.Tensor) -> Future[torch.Tensor]:
     """Return a future that is complete."""
-    future = _future_of(buffer)
+    future = future_on(buffer.device)
     future.set_result(buffer)
     return future
-
-
-def _future_of(buffer: torch.Tensor) -> Future[torch.Tensor]:
-    return Future(devices=[buffer.device] if buffer.device.type == "cuda" else [])

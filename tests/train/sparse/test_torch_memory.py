@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from syncline.train.sparse.memory import HostMemory, Tracked
+from syncline.train.sparse.memory import HostMemory, Tracked, future_on
 from syncline.train.sparse.torch_memory import CudaMemory, TorchMemory, memory_of
 from tests.streams import recorded_streams
 from tests.train.sparse.test_memory import require_same
@@ -22,7 +22,7 @@ def test_the_host_is_done_when_it_answers() -> None:
     assert type(memory) is HostMemory
     with memory.after([memory.mark()]):
         pass
-    future = memory.future()
+    future = future_on(memory.device)
     future.set_result(torch.ones(2))
     assert future.wait().tolist() == [1, 1]
 

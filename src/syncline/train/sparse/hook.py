@@ -19,6 +19,7 @@ from syncline.torch_private import current_graph_task, queue_callback
 from syncline.train.measure.exchange import timeout_of
 from syncline.train.measure.profiler import trainable_parameters
 from syncline.train.sparse.gradients import NamedGradient, flat, unwrapped
+from syncline.train.sparse.memory import future_on
 from syncline.train.sparse.serial_executor import SerialExecutor
 from syncline.train.sparse.session import Scaler, Session
 
@@ -158,7 +159,7 @@ class GTopKState:
         if self._agreed is None:
             return self._exchanged_whole(bucket)
         self._executor.check()
-        future = self._session.memory.future()
+        future = future_on(self._session.memory.device)
         try:
             names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         except KeyError:

@@ -54,11 +54,6 @@ class Memory(ABC):
         """
         yield
 
-    def future(self) -> torch.futures.Future[Tensor]:
-        """Return a future; on a GPU the waiting thread's stream waits for its values."""
-        on_gpu = self.device.type == "cuda"
-        return torch.futures.Future(devices=[self.device] if on_gpu else None)
-
     @abstractmethod
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
@@ -168,6 +163,11 @@ def _addresses(each: Tracked) -> tuple[int, int, int, int]:
     """Return the addresses of residual, gradient and velocity, or 0, and how many elements."""
     residual, gradient, velocity = (0 if t is None else t.data_ptr() for t in each)
     return residual, gradient, velocity, each.residual.numel()
+
+
+def future_on(device: torch.device) -> torch.futures.Future[Tensor]:
+    """Return a future; on a GPU the waiting thread's stream waits for its values."""
+    return torch.futures.Future(devices=[device] if device.type == "cuda" else None)
 
 
 def require_selectable(elements: int) -> None:
