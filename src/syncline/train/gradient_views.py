@@ -30,7 +30,6 @@ class GradientViews:
         """Each gradient's place in its bucket, once known; only this object refers to these."""
         self._views: dict[int, torch.Tensor] = {}
         """The same memory as a parameter's gradient, which the user may have kept."""
-        self._addresses: dict[int, int] = {}
         self._foreign: dict[int, torch.Tensor] = {}
         """The user's own tensors that receive the result of this backward pass."""
         self._unshared = _unshared_counts()
@@ -65,7 +64,7 @@ class GradientViews:
     def _is_elsewhere(self, index: int) -> bool:
         """Say whether the user has given a gradient other memory by assigning ``data``."""
         view = self._views.get(index)
-        return view is not None and view.data_ptr() != self._addresses[index]
+        return view is not None and view.data_ptr() != self._places[index].data_ptr()
 
     def _move_out(self, index: int) -> None:
         """Copy a gradient out of its bucket, because the user has kept it."""
@@ -85,7 +84,7 @@ class GradientViews:
         gradient = parameter.grad
         if gradient is not view:
             assert gradient is not None
-            if gradient.data_ptr() != self._addresses[index]:
+            if gradient.data_ptr() != self._places[index].data_ptr():
                 view.copy_(gradient.detach() if gradient.requires_grad else gradient)
             parameter.grad = view
         return True
@@ -98,9 +97,8 @@ class GradientViews:
                 continue
             if known and index not in self._views:
                 self._places[index] = gradient.detach()
-                self._addresses[index] = gradient.data_ptr()
                 self._renew(index)
-            if index in self._views and gradient.data_ptr() == self._addresses[index]:
+            if index in self._views and gradient.data_ptr() == self._places[index].data_ptr():
                 parameter.grad = self._views[index]
             elif not known and not self._as_views:
                 parameter.grad = gradient.clone()  # its bucket is not the final one
