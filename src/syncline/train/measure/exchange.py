@@ -57,10 +57,8 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
     with _naming_the_rank(group):
         size = torch.tensor([len(text)], dtype=torch.int64, device=device)
         dist.broadcast(keepalive(size), source, group=group)
-        if is_source:
-            data = torch.frombuffer(text, dtype=torch.uint8).to(device)
-        else:
-            data = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
+        text = text or bytearray(int(size))
+        data = torch.frombuffer(text, dtype=torch.uint8).to(device)
         dist.broadcast(keepalive(data), source, group=group)
     return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
 
