@@ -27,6 +27,7 @@ from syncline.train.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.train.overlap.guard import Guard
 from syncline.train.overlap.sharded_optimizer import ShardedOptimizer
 from syncline.train.overlap.sharding import Sharding
+from syncline.train.overlap.trial import parameters_of
 from syncline.train.reducer import Reducer
 from syncline.train.requirements import (
     SHARED_MEMORY,
@@ -133,7 +134,7 @@ class UnplannedTraining:
         if shard and self.why is not None:
             raise UserError(f"overlap(shard=True): nothing can be sharded here: {self.why}")
         known = {id(parameter) for parameter in self.wrapped.module.parameters()}
-        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        if known.isdisjoint(map(id, parameters_of(optimizer))):
             raise UserError(
                 "the optimizer holds no parameter of this model; give overlap an optimizer of this "
                 "model's parameters"
@@ -303,8 +304,7 @@ class PlannedTraining(UnplannedTraining):
         """Overlap an optimizer of this model's parameters that was not given to ``overlap``."""
         if any(o.optimizer is optimizer for o in self.wrapped.optimizers):
             return
-        known = self.wrapped.parameter_ids
-        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        if not self.wrapped.parameter_ids.isdisjoint(map(id, parameters_of(optimizer))):
             self.overlap(optimizer)
 
     def stop_deferring(self, reason: str) -> None:

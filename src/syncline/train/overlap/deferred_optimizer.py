@@ -22,7 +22,7 @@ from syncline.train.overlap.guard import KeptParameter
 from syncline.train.overlap.pending import UPDATES, PendingParameter, PendingState, finish_all
 from syncline.train.overlap.probe_parameters import StepCheck
 from syncline.train.overlap.separable import STEP_COMPILED, separability
-from syncline.train.overlap.trial import calls_closure_first
+from syncline.train.overlap.trial import calls_closure_first, parameters_of
 
 _MARK = "_syncline_overlap"
 PLAIN = (nn.Parameter, KeptParameter)  # the classes of parameters that can be made pending
@@ -172,7 +172,7 @@ class DeferredOptimizer:
         for deferral in deferrals:
             deferral.train_here()
             deferral.engine.require_whole()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(self.optimizer)
         for deferral in deferrals:
             if deferral.anything_deferred and any(map(deferral.is_deferred, parameters)):
                 deferral.synchronize()  # a second step on the same gradients
@@ -256,7 +256,7 @@ class DeferredOptimizer:
             if deferral.anything_deferred:  # gradients of a backward pass that failed never come
                 deferral.force_sync()
         # The wrapper may have been dropped.
-        finish_all([group["params"] for group in self.optimizer.param_groups])
+        finish_all(parameters_of(self.optimizer))
 
     def _warn_why_not(self) -> None:
         """Warn once why steps are synchronous; not under the lock, as logging takes locks too."""

@@ -19,7 +19,7 @@ from syncline.train.overlap import trial
 from syncline.train.overlap.deferred_step import step_of
 from syncline.train.overlap.pending import PendingState
 from syncline.train.overlap.separable import separability
-from syncline.train.overlap.trial import hyperparameters, normal, same
+from syncline.train.overlap.trial import hyperparameters, normal, parameters_of, same
 
 OTHERS_SCALE = 1e3  # the scale of the other parameters' gradients; the probes' own are about 1
 CYCLE = 8  # every eighth check makes others' gradients infinite; some optimizers then skip a step
@@ -65,8 +65,8 @@ class StepCheck:
         # Comparing on the CPU waits for no device. If a corner of the state cannot be used (it is
         # in blocks), the probe parameters begin without state.
         cpu = torch.device("cpu")
-        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
-        places = (None,) if all(p.device == cpu for p in parameters) else (cpu, None)
+        on_cpu = all(p.device == cpu for p in parameters_of(self._optimizer))
+        places = (None,) if on_cpu else (cpu, None)
         failure = ""
         for device, with_state in itertools.product(places, (True, False)):
             try:

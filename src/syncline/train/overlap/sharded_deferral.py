@@ -25,7 +25,7 @@ from syncline.train.overlap.deferred_step import DeferredStep, step_of
 from syncline.train.overlap.guard import Guard, lift, lifted
 from syncline.train.overlap.pending import UPDATES, PendingState, index_of, is_pending, release
 from syncline.train.overlap.sharding import Sharding
-from syncline.train.overlap.trial import marks
+from syncline.train.overlap.trial import marks, parameters_of
 from syncline.train.sparse.gradients import flat
 
 
@@ -37,7 +37,7 @@ class ShardedStep(DeferredStep):
     ) -> None:
         super().__init__(optimizer, state, moves_groups=moves_groups)
         self._sharding = sharding
-        self._all = [p for group in optimizer.param_groups for p in group["params"]]
+        self._all = parameters_of(optimizer)
 
     def holds(self, parameter: nn.Parameter) -> bool:
         """Whether the optimizer updates a parameter."""

@@ -17,7 +17,7 @@ from syncline.train.overlap.separable import separability
 from syncline.train.overlap.sharded_checkpoint import REST, as_dtensors, load
 from syncline.train.overlap.sharded_deferral import ShardedDeferral, ShardedStep
 from syncline.train.overlap.sharding import BLOCK_ELEMENTS, Sharding, in_batches, packed
-from syncline.train.overlap.trial import hyperparameters, trial_of_slices
+from syncline.train.overlap.trial import hyperparameters, parameters_of, trial_of_slices
 
 
 def why_not_shardable(optimizer: Optimizer) -> str | None:
@@ -48,13 +48,12 @@ class ShardedOptimizer(DeferredOptimizer):
         self._models.append(weakref.ref(model))
         self.sharding = sharding
         self._check.why_inseparable = lambda: why_not_shardable(optimizer)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                index = sharding.index_of.get(id(parameter))
-                if index is not None and parameter in optimizer.state:
-                    state = sharding.cut_state(index, optimizer.state.pop(parameter))
-                    if state:
-                        optimizer.state[parameter] = state
+        for parameter in parameters_of(optimizer):
+            index = sharding.index_of.get(id(parameter))
+            if index is not None and parameter in optimizer.state:
+                state = sharding.cut_state(index, optimizer.state.pop(parameter))
+                if state:
+                    optimizer.state[parameter] = state
         sharding.optimizers.append(optimizer)
 
     @disable_dynamo
@@ -131,9 +130,8 @@ class ShardedOptimizer(DeferredOptimizer):
         """Return this rank's share of a whole state."""
         super()._before_load(state)
         saved = [key for group in state["param_groups"] for key in group["params"]]
-        present = [p for group in self.optimizer.param_groups for p in group["params"]]
         found = dict(state["state"])
-        for key, parameter in zip(saved, present, strict=False):
+        for key, parameter in zip(saved, parameters_of(self.optimizer), strict=False):
             index = self.sharding.index_of.get(id(parameter))
             if index is not None and key in found:
                 share = self.sharding.cut_state(index, found.pop(key))
@@ -187,8 +185,7 @@ class ShardedOptimizer(DeferredOptimizer):
 
     def _numbers(self) -> dict[Any, int]:
         """Return the number of each parameter, as torch's ``state_dict`` counts them."""
-        members = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return {parameter: number for number, parameter in enumerate(members)}
+        return {parameter: n for n, parameter in enumerate(parameters_of(self.optimizer))}
 
     def _elements(self) -> dict[int, int]:
         """Return how many elements each exchanged parameter has, by number."""

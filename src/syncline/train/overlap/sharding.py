@@ -24,7 +24,7 @@ from syncline.train.engine.dense_transport import places_in
 from syncline.train.engine.layout import BucketLayout, even_part, sum_shares
 from syncline.train.measure.exchange import gather_numbers, telling_lost_peers
 from syncline.train.measure.keepalive import keepalive
-from syncline.train.overlap.trial import is_of_elements
+from syncline.train.overlap.trial import is_of_elements, parameters_of
 from syncline.train.sparse.gradients import flat, shaped
 
 BLOCK_ELEMENTS = 4 * 1024 * 1024  # how many are sharded together if there is no plan of sums
@@ -207,8 +207,7 @@ class Sharding:
         whole: bool = False,
     ) -> dict[int, dict[str, Any]]:
         """Return the state of this rank's ``new`` spans, on the CPU if ``whole``; all call."""
-        present = [p for group in optimizer.param_groups for p in group["params"]]
-        members = [p for p in present if id(p) in self.index_of]
+        members = [p for p in parameters_of(optimizer) if id(p) in self.index_of]
         found: dict[int, dict[str, Any]] = {self.index_of[id(p)]: {} for p in members}
         for batch in in_batches(members, BATCH_ELEMENTS):
             parcels: list[dict[int, dict[str, Any]]] = [{} for _ in new]

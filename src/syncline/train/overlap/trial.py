@@ -335,6 +335,11 @@ def _change(key: str, number: int) -> str:
     return f"its step changes {key!r} of parameter group {number}"
 
 
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of all groups, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything in a parameter group but its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
