@@ -95,7 +95,7 @@ class MessageThreads:
         others = itertools.takewhile(lambda tensor: tensor.dtype != "float32", plan.tensors)
         self._residual_start = sum(tensor.elements for tensor in others)
         self._process = os.getpid()
-        self._shares = shares_of(plan)
+        self.shares = shares_of(plan)
         self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
         self._norms_after = self._sums[-1] if self.share_norms is not None else None
         self.gathers = [i for i, m in enumerate(plan.messages) if m.collective == "all-gather"]
@@ -354,7 +354,7 @@ class MessageThreads:
             assert self._residual is not None
             start = self._residual_start
             residual = self._residual[message.start - start : message.stop - start]
-        shares, normed = self._shares[number], self.plan.norm is not None
+        shares, normed = self.shares[number], self.plan.norm is not None
         return Slice(elements, wire, message.collective, shares, residual, normed)
 
     def _agree(self, round_: Round) -> bool:
@@ -391,10 +391,6 @@ class MessageThreads:
             round_.marks[message].append(mark)
             round_.loaded[message] = True
             self._for_issuer.notify()
-
-    def own_parts(self, message: int) -> list[tuple[int, int]]:
-        """Return this rank's ``[start, stop)`` in a reduce-scatter or all-gather message."""
-        return list(self._shares[message][self.rank])
 
     def _may_send(self) -> bool:
         """Wait until one more message may be in flight; return False if the engine is closing."""

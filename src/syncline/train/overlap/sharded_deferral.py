@@ -128,7 +128,7 @@ class ShardedDeferral(Deferral):
                 self._whole[part.tensor].append(part)
             self._own[number] = [
                 part
-                for start, stop in engine.own_parts(number)
+                for start, stop in engine.shares[number][engine.rank]
                 for part in layout.parts(number, message.start + start, message.start + stop)
             ]
 
