@@ -109,11 +109,10 @@ def profile(
         observer.detach()
     # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
     clock.synchronize()
-    lean: list[SegmentTrace] = []
+    lean: list[tuple[SegmentTrace, float, float]] = []  # with the seconds of its loading
     detailed: list[SegmentTrace] = []
     quiet_ns: list[int] = []
     loading_s: list[tuple[float, float]] = []  # (reading, copying)
-    lean_loading_s: list[tuple[float, float]] = []
     for (reading_s, began, copied), finished in observed:
         loading_s.append((reading_s, clock.between_ns(began, copied) / NS_PER_S))
         if finished.quiet:
@@ -124,9 +123,8 @@ def profile(
             one = read_iteration(finished, clock)
             if exchange is not None:
                 one = one._replace(segments=[s for s in one.segments if s.phase != "finalize"])
-            lean.append(one)
-            lean_loading_s.append(loading_s[-1])
-    trace = median_trace(lean, detailed, quiet_ns)
+            lean.append((one, *loading_s[-1]))
+    trace = median_trace([one for one, *_ in lean], detailed, quiet_ns)
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
     workers = 1 if group is None else dist.get_world_size(group)
@@ -150,7 +148,7 @@ def profile(
     found = described(trace, workers, len(lean), typical_data_s, typical_copy_s)
     if each is not None:
         usual = [operation.name for operation in found.operations]
-        for index, (one, (data_s, copy_s)) in enumerate(zip(lean, lean_loading_s, strict=True)):
+        for index, (one, data_s, copy_s) in enumerate(lean):
             single = described(median_trace([one], detailed), 1, 1, data_s, copy_s)
             if [operation.name for operation in single.operations] == usual:
                 each(index, single)
