@@ -81,7 +81,7 @@ def test_what_holds_the_stand_in_works_on_the_tensor(owner: Owner) -> None:
     other, gradient = nn.Parameter(torch.zeros(2, 3)), torch.zeros(2, 3)
     owner.suspend(gradient)
     other.grad = gradient
-    finish(gradient)
+    finish([gradient])
     held = other.grad
     assert held is not None
     assert torch.equal(held + 1, torch.full((2, 3), 2.0))

@@ -127,10 +127,7 @@ class _Pending:
                 return args[0]
             if func is torch.Tensor.detach_:  # it has no effect here
                 return args[0]
-        for owner, indices, _ in _by_owner(gradients):
-            owner.read_gradients(indices)
-        for owner, indices, _ in _by_owner(t for t in found if not isinstance(t, PendingGradient)):
-            owner.read_parameters(indices)
+        finish(found)
         kept = _by_owner(gradients)  # still pending: their norms are exchanged
         if all(owner.trains_here for owner, _, _ in kept):
             with own_class(tensor for _, _, members in kept for tensor in members):
@@ -139,13 +136,13 @@ class _Pending:
             return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        finish(self)
+        finish([self])
         with UPDATES:
             copied = memo[id(self)] = copy.deepcopy(_plain(self))
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        finish(self)
+        finish([self])
         with UPDATES:
             return _plain(self).__reduce_ex__(protocol)
 
@@ -162,7 +159,7 @@ class PendingParameter(_Pending, nn.Parameter):
         # ``nn.Parameter(p)`` calls this for tensor subclasses, and expects the class of its
         # argument, which has changed by then.
         caller = sys._getframe(1).f_code
-        finish(self)
+        finish([self])
         with without_torch_function():  # this thread may be making its update
             if caller is nn.Parameter.__new__.__code__:
                 return make_subclass(nn.Parameter, self)
@@ -226,19 +223,18 @@ def own_class(tensors: Iterable[Any]) -> Iterator[None]:
                     tensor.__class__ = pending
 
 
-def finish(tensor: Any) -> None:
-    """Wait for a pending tensor."""
-    for owner, indices, _ in _by_owner([tensor]):
-        if isinstance(tensor, PendingGradient):
-            owner.read_gradients(indices)
-        else:
-            owner.read_parameters(indices)
+def finish(tensors: Sequence[Any]) -> None:
+    """Wait for pending tensors."""
+    for owner, indices, _ in _by_owner(t for t in tensors if isinstance(t, PendingGradient)):
+        owner.read_gradients(indices)
+    for owner, indices, _ in _by_owner(t for t in tensors if not isinstance(t, PendingGradient)):
+        owner.read_parameters(indices)
 
 
 def finish_all(value: Any) -> None:
     """Wait for all pending tensors in a nest of dicts, lists and tuples."""
     for tensor in _pending_in(value):
-        finish(tensor)  # finishing an earlier one may have finished this one
+        finish([tensor])  # finishing an earlier one may have finished this one
 
 
 def index_of(tensor: torch.Tensor) -> int:
