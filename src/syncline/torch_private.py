@@ -289,11 +289,11 @@ def bucket_sizes(data: Mapping[str, Any]) -> list[int]:
     return [int(size) for size in listed.split(", ") if size]
 
 
-def exposed_communication_ns(data: Mapping[str, Any]) -> int | None:
+def exposed_communication_s(data: Mapping[str, Any]) -> float | None:
     """Return how long the last sampled iteration waited for messages, from ``logging_data``."""
     if not data.get("backward_comm_time_end"):
         return None
-    return max(int(data["backward_comm_time_end"] - data["backward_compute_time_end"]), 0)
+    return max(int(data["backward_comm_time_end"] - data["backward_compute_time_end"]), 0) / 1e9
 
 
 def has_comm_hook(ddp: TorchDDP) -> bool:

@@ -17,9 +17,8 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Profile
-from syncline.plan.quantities import NS_PER_S
 from syncline.plan.run import Event, Run
-from syncline.torch_private import bucket_sizes, exposed_communication_ns, logging_data
+from syncline.torch_private import bucket_sizes, exposed_communication_s, logging_data
 from syncline.train.measure.machine import processor_name
 from syncline.train.planned_training import UnplannedTraining
 from syncline.train.stages import Measurement
@@ -89,8 +88,7 @@ class Monitored:
         runner = self._training.runner
         if runner is not None:
             return runner.progress.exposed_s
-        waited_ns = exposed_communication_ns(logging_data(self._training.wrapped.ddp))
-        return None if waited_ns is None else waited_ns / NS_PER_S
+        return exposed_communication_s(logging_data(self._training.wrapped.ddp))
 
     def run_record(self) -> Run:
         """Return the record of this run so far; any thread may call."""

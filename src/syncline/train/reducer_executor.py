@@ -12,7 +12,7 @@ from syncline.torch_private import (
     bucket_sizes,
     current_graph_task,
     disable_dynamo,
-    exposed_communication_ns,
+    exposed_communication_s,
     is_finalized,
     logging_data,
     queue_callback,
@@ -142,8 +142,7 @@ class ReducerExecutor(Executor):
     @property
     def exposed_s(self) -> float | None:
         """Seconds that the last timed iteration waited for messages."""
-        waited_ns = exposed_communication_ns(self._logged)
-        return None if waited_ns is None else waited_ns / NS_PER_S
+        return exposed_communication_s(self._logged)
 
     def recorded(self) -> Recorded:
         """Return what was recorded of the exchange since the last call."""
