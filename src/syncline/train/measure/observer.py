@@ -95,9 +95,9 @@ class Observer:
         ready = weakly(self._gradient_ready)
         for name, parameter in self._parameters.items():
             self._gradients.add(parameter, after=partial(ready, name))
-        before_steps.add(self._step_begins)
-        after_steps.add(self._step_ends)
-        after_gathers.add(self._gather_ends)
+        before_steps.add(self._note_step, Moment.STEP)
+        after_steps.add(self._note_step, Moment.STEPPED)
+        after_gathers.add(self._note_step, Moment.GATHERED)
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
         """Hook a module and its submodules, but nothing inside compiled modules."""
@@ -120,9 +120,8 @@ class Observer:
 
     def detach(self) -> None:
         """Remove every hook and all records."""
-        before_steps.remove(self._step_begins)
-        after_steps.remove(self._step_ends)
-        after_gathers.remove(self._gather_ends)
+        for steps in (before_steps, after_steps, after_gathers):
+            steps.remove(self._note_step)
         self._gradients.remove()
         take_off(self._handles)
         take_off(self._node_handles)
@@ -209,16 +208,7 @@ class Observer:
         if self._noting and not self._in_forward:
             self._note(Moment.READY, name)
 
-    def _step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._note_step(Moment.STEP, optimizer)
-
-    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._note_step(Moment.STEPPED, optimizer)
-
-    def _gather_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._note_step(Moment.GATHERED, optimizer)
-
-    def _note_step(self, moment: Moment, optimizer: torch.optim.Optimizer) -> None:
+    def _note_step(self, moment: Moment, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         updated = (id(p) for group in optimizer.param_groups for p in group["params"])
         if self._noting and not self._in_forward and not self._identities.isdisjoint(updated):
             self._note(moment, "")

@@ -34,25 +34,28 @@ class StepHooks:
         self._register = register
         self._handle: RemovableHandle | None = None
         self._lock = threading.Lock()
-        self._methods: tuple[weakref.WeakMethod[Method], ...] = ()
+        self._methods: tuple[tuple[weakref.WeakMethod[Method], tuple[Any, ...]], ...] = ()
         """Replaced, never changed: a step of another thread may be iterating over them."""
 
-    def add(self, method: Method) -> None:
-        """Call a method in every step, as long as its object lives, or until it is removed."""
+    def add(self, method: Method, *first: Any) -> None:
+        """Call a method in every step, as long as its object lives, or until it is removed.
+
+        It gets the arguments ``first`` before the others.
+        """
         with self._lock:
-            self._set([*self.alive(), method])
+            self._set([*self.alive(), (method, first)])
 
     def remove(self, method: Method) -> None:
         """Stop calling a method; not during a step."""
         with self._lock:
-            self._set([kept for kept in self.alive() if kept != method])
+            self._set([kept for kept in self.alive() if kept[0] != method])
 
-    def alive(self) -> list[Method]:
-        """Return the methods whose objects live."""
-        return [method for each in self._methods if (method := each()) is not None]
+    def alive(self) -> list[tuple[Method, tuple[Any, ...]]]:
+        """Return the methods whose objects live, with their first arguments."""
+        return [(method, first) for each, first in self._methods if (method := each()) is not None]
 
-    def _set(self, methods: Sequence[Method]) -> None:
-        self._methods = tuple(map(weakref.WeakMethod, methods))
+    def _set(self, methods: Sequence[tuple[Method, tuple[Any, ...]]]) -> None:
+        self._methods = tuple((weakref.WeakMethod(method), first) for method, first in methods)
         if methods and self._handle is None:
             self._handle = self._register(self.call)
         elif not methods and self._handle is not None:
@@ -64,9 +67,9 @@ class StepHooks:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Call the methods; return the arguments as they have left them."""
-        for reference in self._methods:
+        for reference, first in self._methods:
             method = reference()
-            changed = None if method is None else method(optimizer, args, kwargs)
+            changed = None if method is None else method(*first, optimizer, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
         return args, kwargs
