@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from syncline.errors import InternalError, MismatchError, UserError, shortened
 from syncline.plan.recipe import Recipe
 from syncline.train.measure.exchange import gather_json, timeout_of
+from syncline.train.measure.gradient_hooks import weakly
 from syncline.train.sparse import algorithms
 from syncline.train.sparse.ahead import StepAhead
 from syncline.train.sparse.algorithms import ALGORITHMS, Content, Refusal, Share
@@ -119,13 +119,11 @@ class Session:
                 "step_ahead is for what sparse exchange leaves behind; this recipe exchanges every "
                 "parameter whole: leave step_ahead out"
             )
-        own = weakref.ref(self)
+        undo_refused = weakly(self.undo_refused)  # the session keeps the StepAhead alive
 
         def exchanges_end() -> None:
-            session = own()
-            assert session is not None  # it keeps the StepAhead alive
             synchronize()
-            session.undo_refused()
+            undo_refused()
 
         taken = {name for each in self._ahead for name in each.names}
         free = {name: p for name, p in parameters.items() if name not in taken}
