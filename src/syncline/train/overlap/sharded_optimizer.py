@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -48,12 +48,7 @@ class ShardedOptimizer(DeferredOptimizer):
         self._models.append(weakref.ref(model))
         self.sharding = sharding
         self._check.why_inseparable = lambda: why_not_shardable(optimizer)
-        for parameter in parameters_of(optimizer):
-            index = sharding.index_of.get(id(parameter))
-            if index is not None and parameter in optimizer.state:
-                state = sharding.cut_state(index, optimizer.state.pop(parameter))
-                if state:
-                    optimizer.state[parameter] = state
+        self._cut(optimizer.state, parameters_of(optimizer))
         sharding.optimizers.append(optimizer)
 
     @disable_dynamo
@@ -131,13 +126,17 @@ class ShardedOptimizer(DeferredOptimizer):
         super()._before_load(state)
         saved = [key for group in state["param_groups"] for key in group["params"]]
         found = dict(state["state"])
-        for key, parameter in zip(saved, parameters_of(self.optimizer), strict=False):
-            index = self.sharding.index_of.get(id(parameter))
-            if index is not None and key in found:
-                share = self.sharding.cut_state(index, found.pop(key))
-                if share:
-                    found[key] = share
+        self._cut(found, saved)
         return {**state, "state": found}
+
+    def _cut(self, state: MutableMapping[Any, Any], keys: Iterable[Any]) -> None:
+        """Leave this rank's share of a whole state, under the keys of the parameters, in order."""
+        for key, parameter in zip(keys, parameters_of(self.optimizer), strict=False):
+            index = self.sharding.index_of.get(id(parameter))
+            if index is not None and key in state:
+                share = self.sharding.cut_state(index, state.pop(key))
+                if share:
+                    state[key] = share
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """Return the state in even parts, for ``torch.distributed.checkpoint``; all ranks call."""
