@@ -19,6 +19,10 @@ from tests.train.engine.conftest import Each
 from tests.train.engine.plans import plan_of, rows_to
 
 
+def nothing() -> None:
+    """Ignore that everything was sent."""
+
+
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     gathers=st.lists(st.integers(0, 200), max_size=3),
@@ -37,7 +41,7 @@ def test_every_worker_ends_with_the_sums(
     wire: torch.dtype | None,
 ) -> None:
     """In 16 bits, too: these small sums are exact. All-gathers end where the others do not."""
-    wire = wire if dtype == torch.float32 else None
+    wire = wire if wire is not None and dtype == torch.float32 else dtype
     workers, total = len(each(lambda rank, _: rank)), sum(lengths)
     scattered = rows_to(itertools.accumulate(lengths), "reduce-scatter")
     gathered = rows_to(sorted({end % total for end in gathers} - {0} | {total}), "all-gather")
@@ -48,10 +52,10 @@ def test_every_worker_ends_with_the_sums(
         ring, own = Ring(group), everyones[rank].clone()
         parts = [own[m.start : m.stop] for m in plan.messages]
         slices = [*zip(parts, shares_of(plan), strict=True)]
-        summing = [ring.reduce_scatter(*s, factor, wire=wire) for s in slices[: len(lengths)]]
+        summing = [ring.reduce_scatter(*s, factor, wire, nothing) for s in slices[: len(lengths)]]
         for complete in summing:
             complete()
-        gathering = [ring.all_gather(*s, wire=wire) for s in slices[len(lengths) :]]
+        gathering = [ring.all_gather(*s, wire, nothing) for s in slices[len(lengths) :]]
         for complete in gathering:
             complete()
         return own
@@ -124,8 +128,8 @@ def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind
             said.append(len(sent))
 
         {
-            "reduce-scatter": lambda: ring.reduce_scatter(own, shares, on_sent=on_sent),
-            "all-gather": lambda: ring.all_gather(own, shares, on_sent=on_sent),
+            "reduce-scatter": lambda: ring.reduce_scatter(own, shares, 1.0, own.dtype, on_sent),
+            "all-gather": lambda: ring.all_gather(own, shares, own.dtype, on_sent),
             "8 bits": lambda: ring.gather_encoded(own, torch.zeros_like(own), shares, on_sent),
         }[kind]()()
         return said, len(sent)
@@ -144,8 +148,8 @@ def test_two_workers_add_as_an_all_reduce_does(each: Each) -> None:
     def exchanged(rank: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
         ring, own, whole = Ring(group), everyones[rank].clone(), everyones[rank].clone()
         shares = (((0, 2),), ((2, 4),))
-        ring.reduce_scatter(own, shares)()
-        ring.all_gather(own, shares)()
+        ring.reduce_scatter(own, shares, 1.0, own.dtype, nothing)()
+        ring.all_gather(own, shares, own.dtype, nothing)()
         group.allreduce([whole]).wait()
         return own, whole
 
@@ -159,7 +163,8 @@ def test_equal_gradients_of_opposite_signs_cancel(each: Each) -> None:
 
     def exchanged(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
         own = torch.arange(1.0, 31.0) * (1.0, -1.0, 0.0)[rank]
-        Ring(group).reduce_scatter(own, (((0, 10),), ((10, 20),), ((20, 30),)), 1 / 3)()
+        shares = (((0, 10),), ((10, 20),), ((20, 30),))
+        Ring(group).reduce_scatter(own, shares, 1 / 3, own.dtype, nothing)()
         return own[10 * rank : 10 * rank + 10]
 
     for share in each(exchanged):

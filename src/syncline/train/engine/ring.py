@@ -45,9 +45,9 @@ class Ring:
         self,
         buffer: torch.Tensor,
         shares: Shares,
-        factor: float = 1.0,
-        wire: torch.dtype | None = None,
-        on_sent: Callable[[], None] = lambda: None,
+        factor: float,
+        wire: torch.dtype,
+        on_sent: Callable[[], None],
     ) -> Callable[[], None]:
         """Begin to sum a buffer's elements over all workers, each worker its own share.
 
@@ -58,8 +58,8 @@ class Ring:
             buffer: contiguous, of n elements; changed in place.
             shares: of each worker, the elements ``[start, stop)`` of which it gets the sum.
             factor: multiplies every worker's elements, in the pass that adds them.
-            wire: the type in which they are sent, if not their own. Each worker adds its own
-                elements unrounded to the rounded sum that arrives; the last sum is rounded, too.
+            wire: the type in which they are sent. Each worker adds its own elements unrounded to
+                the rounded sum that arrives; the last sum is rounded, too.
             on_sent: called, here or in the returned function, once the backend has all that this
                 worker sends.
 
@@ -68,23 +68,17 @@ class Ring:
             theirs, which run the later steps of the ring. It raises a RuntimeError if a peer failed
             or did not answer within the timeout.
         """
-        wire = wire or buffer.dtype
         sent, steps = self._sums(buffer, shares, factor, wire)
         return self._pass_on(sent, steps, wire, on_sent)
 
     def all_gather(
-        self,
-        buffer: torch.Tensor,
-        shares: Shares,
-        wire: torch.dtype | None = None,
-        on_sent: Callable[[], None] = lambda: None,
+        self, buffer: torch.Tensor, shares: Shares, wire: torch.dtype, on_sent: Callable[[], None]
     ) -> Callable[[], None]:
         """Begin to fill a buffer, which holds this worker's own share, with all workers' shares.
 
         Arguments and result are as for :meth:`reduce_scatter`; ``wire`` must hold shares exactly.
         """
         first, *later = self._handed_round(buffer, shares)
-        wire = wire or buffer.dtype
         sent = (part.to(wire) for part in first)
         return self._pass_on(sent, [(parts, _put) for parts in later], wire, on_sent)
 
@@ -145,7 +139,7 @@ class Ring:
         buffer: torch.Tensor,
         residual: torch.Tensor,
         shares: Shares,
-        on_sent: Callable[[], None] = lambda: None,
+        on_sent: Callable[[], None],
     ) -> Callable[[], None]:
         """Do the same as :meth:`all_gather` in 8 bits, for contiguous float32.
 
