@@ -360,7 +360,7 @@ class PendingState:
         try:
             yield
         finally:
-            self._stepper, seen = 0, self._seen
+            self._stepper, seen, self._seen = 0, self._seen, {}
             if not self._hides:
                 self._optimizer.__class__ = self._own
             if state is None and seen["state"] is not real:  # the step has replaced it

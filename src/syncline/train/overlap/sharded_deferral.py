@@ -91,10 +91,6 @@ class ShardedStep(DeferredStep):
                 if state.get(share):
                     real[parameter] = state[share]
                 share.grad = None  # it may be a view of the parameter's own gradient
-            # PendingState refers to state and groups until the next step.
-            state.clear()
-            for group in groups:
-                group["params"] = []
 
 
 def _like(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
