@@ -42,7 +42,16 @@ def test_nothing_is_registered_but_while_it_is_needed() -> None:
 
 def test_who_is_dropped_in_the_midst_of_a_step_is_not_called_any_more() -> None:
     hooks, before = StepHooks(register_optimizer_step_pre_hook), len(_global_optimizer_pre_hooks)
-    held, stays = [Watch(), Watch()], Watch()
+    called: list[str] = []
+
+    class Listed:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def note(self, *_: Any) -> None:
+            called.append(self.name)
+
+    held, stays = [Listed("first"), Listed("dropped")], Watch()
 
     class Drops:
         def note(self, *_: Any) -> None:
@@ -54,7 +63,7 @@ def test_who_is_dropped_in_the_midst_of_a_step_is_not_called_any_more() -> None:
         hooks.add(method)
     optimizer().step()
     optimizer().step()
-    assert stays.steps == 2
+    assert (called, stays.steps) == (["first"], 2)
     hooks.remove(drops.note)
     hooks.remove(stays.note)
     assert len(_global_optimizer_pre_hooks) == before
