@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from syncline.errors import FileError
 from syncline.files.report import sections
@@ -24,36 +26,43 @@ from syncline.plan.timeline import Timeline
 from syncline.plan.whatif import WhatIf
 
 SCRIPTS = ("view.js", "draw.js", "page.js")
+Part = TypeVar("Part")
 
 
 def render(bundle: Bundle) -> str:
     """Return the report on ``bundle`` as the text of one HTML file."""
-    summary = summarise(bundle)
+    summary, what_if = summarise(bundle), bundle.what_if
+    run = summary.run
     return page(
         title=_model(summary),
         subject=_subject(summary),
         headline=summary.verdict.headline,
         detail=summary.verdict.detail,
         sections=[
-            sections.figures_section(summary.figures),
-            curves_section(bundle.what_if, "workers"),
-            curves_section(bundle.what_if, "bandwidth_bytes_per_s"),
-            path_section(bundle.what_if),
-            timelines_section(bundle.timelines()),
-            sections.planners_section(summary.planners),
-            points_section(bundle.what_if),
-            sections.checks_section(summary.checks),
-            sections.network_section(bundle.network),
-            sections.messages_section(summary.messages),
-            sections.largest_section(summary.profile),
-            sections.profile_section(summary.profile),
-            sections.phases_section(summary.run),
-            sections.memory_section(summary.run.memory if summary.run else ()),
-            sections.events_section(summary.run.events if summary.run else ()),
+            shown(sections.figures_section, summary.figures),
+            shown(partial(curves_section, axis="workers"), what_if),
+            shown(partial(curves_section, axis="bandwidth_bytes_per_s"), what_if),
+            shown(path_section, what_if),
+            shown(timelines_section, bundle.timelines()),
+            shown(sections.planners_section, summary.planners),
+            shown(points_section, what_if),
+            shown(sections.checks_section, summary.checks),
+            shown(sections.network_section, bundle.network),
+            shown(sections.messages_section, summary.messages),
+            shown(sections.largest_section, summary.profile),
+            shown(sections.profile_section, summary.profile),
+            shown(sections.phases_section, run),
+            shown(sections.memory_section, run.memory if run else None),
+            shown(sections.events_section, run.events if run else None),
         ],
         timelines=bundle.timelines(),
         numbers="report.json",
     )
+
+
+def shown(draw: Callable[[Part], Html | None], part: Part | None) -> Html | None:
+    """Return the section on a part of the report; None where there is nothing to show."""
+    return draw(part) if part else None
 
 
 def page(

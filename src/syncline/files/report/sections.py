@@ -1,4 +1,4 @@
-"""The sections of a page on one run, each None where there is nothing to show."""
+"""The sections of a page on one run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ from syncline.plan.network import Network
 from syncline.plan.run import Event, RankMemory
 
 
-def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
+def figures_section(figures: Sequence[KeyFigure]) -> Html:
     """Return the row of key figures."""
-    if not figures:
-        return None
     shown = [
         tag(
             "div",
@@ -41,10 +39,8 @@ def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
     return tag("dl", shown, class_="figures")
 
 
-def planners_section(planners: summary.PlannerTable | None) -> Html | None:
+def planners_section(planners: summary.PlannerTable) -> Html:
     """Return the table of the planners, fastest first."""
-    if planners is None:
-        return None
     longest_s = max(row.iteration_s for row in planners.rows) or 1.0
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
     chosen = tag("span", " chosen", class_="chosen")
@@ -95,10 +91,8 @@ def _planner_bar(row: summary.PlannerRow, longest_s: float) -> Html:
     )
 
 
-def checks_section(checks: Sequence[summary.Check]) -> Html | None:
+def checks_section(checks: Sequence[summary.Check]) -> Html:
     """Return the table of predicted and measured times."""
-    if not checks:
-        return None
     unit = units.TimeUnit(value for c in checks for value in (c.predicted_s, c.measured_s))
 
     def text(seconds: float | None) -> str:
@@ -122,10 +116,8 @@ def checks_section(checks: Sequence[summary.Check]) -> Html | None:
     )
 
 
-def network_section(network: Network | None) -> Html | None:
+def network_section(network: Network) -> Html:
     """Return the fit of the network: its plot and its terms."""
-    if network is None:
-        return None
     plot = fit_plot(network)
     return section(
         "network",
@@ -184,10 +176,8 @@ def _network_terms(network: Network) -> Html:
 MOST_MESSAGES = 24  # messages shown at once; the rest unfolds
 
 
-def messages_section(messages: Sequence[summary.MessageFacts]) -> Html | None:
+def messages_section(messages: Sequence[summary.MessageFacts]) -> Html:
     """Return the messages of the plan in the order in which they are sent."""
-    if not messages:
-        return None
     largest = max(message.size_bytes for message in messages) or 1
     columns: list[Column[summary.MessageFacts]] = [
         Column("No.", lambda message: str(message.number), numeric=True),
@@ -209,10 +199,8 @@ def messages_section(messages: Sequence[summary.MessageFacts]) -> Html | None:
     )
 
 
-def largest_section(profile: summary.ProfileFacts | None) -> Html | None:
+def largest_section(profile: summary.ProfileFacts) -> Html:
     """Return the largest gradients and the longest operations."""
-    if profile is None:
-        return None
     gradients: list[Column[summary.LargeGradient]] = [
         Column("Gradient", lambda gradient: gradient.name, css="name"),
         Column("Size", lambda gradient: units.size(gradient.size_bytes), numeric=True),
@@ -238,10 +226,8 @@ def largest_section(profile: summary.ProfileFacts | None) -> Html | None:
     )
 
 
-def profile_section(profile: summary.ProfileFacts | None) -> Html | None:
+def profile_section(profile: summary.ProfileFacts) -> Html:
     """Return what was profiled, and how an iteration's time divides into phases."""
-    if profile is None:
-        return None
     phases = profile.phases_s.items()
     parts = [(seconds, f"k-{phase}") for phase, seconds in phases]
     workers = units.counted(profile.workers, "worker")
@@ -265,9 +251,9 @@ def profile_section(profile: summary.ProfileFacts | None) -> Html | None:
 LONGEST_SHARE = 0.5  # longest drawn width of the final iterations, as a share of all phases before
 
 
-def phases_section(run: summary.RunFacts | None) -> Html | None:
-    """Return when each phase of the training ran, and what it cost."""
-    if run is None or not run.phases:
+def phases_section(run: summary.RunFacts) -> Html | None:
+    """Return when each phase of the training ran, and what it cost; None without phases."""
+    if not run.phases:
         return None
     costs_s = [phase.cost_s for phase in run.phases if phase.cost_s is not None]
     counted = [phase for phase in run.phases if phase.cost_s is not None] or run.phases
@@ -331,10 +317,8 @@ def _phase_part(number: int, phase: summary.PhaseFacts, longest_s: float) -> Htm
     )
 
 
-def memory_section(memory: Sequence[RankMemory]) -> Html | None:
+def memory_section(memory: Sequence[RankMemory]) -> Html:
     """Return what each rank keeps in memory."""
-    if not memory:
-        return None
     columns: list[Column[tuple[int, RankMemory]]] = [
         Column("Rank", lambda row: str(row[0]), numeric=True),
         Column("Parameters", lambda r: units.size(r[1].parameters_bytes), numeric=True, wide=True),
@@ -354,10 +338,8 @@ def memory_section(memory: Sequence[RankMemory]) -> Html | None:
     )
 
 
-def events_section(events: Sequence[Event]) -> Html | None:
+def events_section(events: Sequence[Event]) -> Html:
     """Return what the run did, and when."""
-    if not events:
-        return None
     columns: list[Column[Event]] = [
         Column("Iteration", lambda event: str(event.iteration), numeric=True),
         Column("What happened", lambda event: typeset(event.text), css="text"),

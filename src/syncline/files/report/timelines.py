@@ -156,10 +156,8 @@ def _span_table(timeline: Timeline) -> Html:
     )
 
 
-def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
+def timelines_section(timelines: Sequence[Timeline]) -> Html:
     """Return the timelines on one axis with their controls, legend, details and table."""
-    if not timelines:
-        return None
     ends_ns = (max((s.stop_ns for s in t.spans), default=0) or t.iteration_ns for t in timelines)
     end_ns = max(1, *ends_ns)
     drawn = [span for timeline in timelines for span in timeline.spans]

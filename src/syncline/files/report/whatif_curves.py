@@ -137,10 +137,8 @@ EXPLAINED = (
 )
 
 
-def curves_section(what_if: WhatIf | None, axis: str) -> Html | None:
+def curves_section(what_if: WhatIf, axis: str) -> Html | None:
     """Return the section with the curves along an axis, or None where it was not swept."""
-    if what_if is None:
-        return None
     panels = [Panel(what_if, axis, indices) for indices in series(what_if.points, axis)]
     if not panels:
         return None

@@ -32,11 +32,11 @@ SHOWN, MOST_POINTS = 24, 500  # points shown at once, and in all
 PATH_KINDS = {**KINDS, "delay": "held back"}
 
 
-def path_section(what_if: WhatIf | None) -> Html | None:
+def path_section(what_if: WhatIf) -> Html | None:
     """Return the critical path of the point in the headline; None if it has none."""
-    if what_if is None or not what_if.bottleneck.path:
-        return None
     found = what_if.bottleneck
+    if not found.path:
+        return None
     whole_s = sum(part.time_s for part in found.path) or 1.0
     setting = what_if.chosen.setting
     longest = sorted(found.path, key=lambda part: -part.time_s)
@@ -81,9 +81,9 @@ def _label(part: PathPart) -> str:
     return part.label if part.rank is None else f"{part.label} (rank {part.rank})"
 
 
-def points_section(what_if: WhatIf | None) -> Html | None:
+def points_section(what_if: WhatIf) -> Html | None:
     """Return every point with its fastest planner; None for a single point."""
-    if what_if is None or len(what_if.points) < 2:
+    if len(what_if.points) < 2:
         return None
     points, swept = what_if.points, what_if.swept
     best = [point.best for point in points]

@@ -11,7 +11,7 @@ from syncline.files.report import sections, terminal, units
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.chart import Axis, picture
 from syncline.files.report.markup import Column, Html, note, section, table, tag, titled, typeset
-from syncline.files.report.page import page, save_page
+from syncline.files.report.page import page, save_page, shown
 from syncline.files.report.summary import summarise
 from syncline.files.report.timelines import timelines_section
 from syncline.files.report.verdict import KeyFigure
@@ -129,9 +129,9 @@ def render(outcome: ReplayOutcome) -> str:
             _plans_section(replay),
             timelines_section(best.timelines()),
             _rounds_section(replay),
-            sections.network_section(best.network),
-            sections.messages_section(summary.messages),
-            sections.profile_section(summary.profile),
+            shown(sections.network_section, best.network),
+            shown(sections.messages_section, summary.messages),
+            shown(sections.profile_section, summary.profile),
         ],
         timelines=best.timelines(),
         numbers="replay.json",
