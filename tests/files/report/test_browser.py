@@ -404,7 +404,7 @@ def test_many_spans_are_drawn_once_a_frame_where_visible(driver: Any, tmp_path: 
 
 OVERLAPPING = """
 const found = [];
-for (const svg of document.querySelectorAll('.curves')) {
+for (const svg of document.querySelectorAll('.plot')) {
   if (!svg.getClientRects().length) { continue; }
   const boxes = [...svg.querySelectorAll('text.name')].map(t => [t, t.getBoundingClientRect()]);
   boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
@@ -416,13 +416,13 @@ for (const svg of document.querySelectorAll('.curves')) {
 return found;
 """
 OUTSIDE = """
-return [...document.querySelectorAll('.curves text')].filter(t => t.getClientRects().length)
+return [...document.querySelectorAll('.plot text')].filter(t => t.getClientRects().length)
   .filter(t => t.getBoundingClientRect().right > innerWidth || t.getBoundingClientRect().left < 0)
   .map(t => t.textContent);
 """
 CROWDED = """
 const found = [];
-for (const svg of document.querySelectorAll('.curves')) {
+for (const svg of document.querySelectorAll('.plot')) {
   if (!svg.getClientRects().length) { continue; }
   const ticks = [...svg.querySelectorAll('text.mid:not(.number)')]
     .map(t => t.getBoundingClientRect()).sort((a, b) => a.left - b.left);
@@ -431,7 +431,7 @@ for (const svg of document.querySelectorAll('.curves')) {
 return found;
 """
 HEIGHTS = """
-return [...document.querySelectorAll('.curves text')].filter(t => t.getClientRects().length)
+return [...document.querySelectorAll('.plot text')].filter(t => t.getClientRects().length)
   .map(t => t.getBoundingClientRect().height);
 """
 
@@ -480,4 +480,4 @@ def test_a_sweep_without_curves(driver: Any, tmp_path: Path) -> None:
 
 def test_without_scripts_the_curves_remain(driver: Any, tmp_path: Path) -> None:
     with without_scripts(driver):
-        assert Page(driver, scaling(), tmp_path).shown("#workers-curves .curves .line")
+        assert Page(driver, scaling(), tmp_path).shown("#workers-curves .plot .line")

@@ -129,7 +129,7 @@ def test_the_sections_of_a_sweep(
 ) -> None:
     page = render(made())
     assert Parsed(page).sections() == [*curves, "path", "timelines", "planners", *points]
-    assert page.count('class="plot curves"') == plots
+    assert page.count('class="plot"') == plots
     if made is few:
         assert "Speed-up and efficiency are relative to one worker" in page
 

@@ -12,6 +12,7 @@ from syncline.files.report.markup import Html, tag
 from syncline.plan.network import Network
 
 MOST_TICKS = 6
+ROUND = (1, 2, 5, 10)  # mantissas of round numbers
 TICK_SHARE = 0.12  # least distance of two ticks of Axis.of, as a share of the axis
 
 
@@ -32,7 +33,7 @@ class Axis:
     @classmethod
     def around(cls, values: Sequence[float]) -> Axis:
         """Return a logarithmic axis around values above 0 that ends at 1, 2 or 5 times 10^n."""
-        low, high = _round_down(min(values)), 1 / _round_down(1 / max(values))
+        low, high = 1 / _round_up(1 / min(values), ROUND), _round_up(max(values), ROUND)
         first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
         every_round = (m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5))
         ticks = [v for v in every_round if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
@@ -40,15 +41,6 @@ class Axis:
             ticks = [v for v in ticks if f"{v:.0e}".startswith("1")]
         every = math.ceil(len(ticks) / MOST_TICKS)
         return cls.log(low, high, ticks[::every])
-
-    @classmethod
-    def decades(cls, values: Sequence[float]) -> Axis:
-        """Return the logarithmic axis of whole powers of ten around values above 0."""
-        low = math.floor(math.log10(min(values)))
-        high = max(math.ceil(math.log10(max(values))), low + 1)
-        every = 1 if high - low <= 7 else 2
-        ticks = [10.0**power for power in range(low, high + 1, every)]
-        return cls.log(10.0**low, 10.0**high, ticks)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Axis:
@@ -78,7 +70,7 @@ class Axis:
     def between(cls, values: Sequence[float]) -> Axis:
         """Return the linear axis from tick to tick that covers slightly more than the values."""
         low, high = min(values), max(values)
-        step = _round_up(max(high - low, high * 0.02) / (MOST_TICKS - 2), (1, 2, 5, 10))
+        step = _round_up(max(high - low, high * 0.02) / (MOST_TICKS - 2), ROUND)
         low = math.floor(low / step - 0.25) * step
         high = math.ceil(high / step + 0.25) * step
         count = round((high - low) / step)
@@ -95,21 +87,15 @@ class Axis:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
-    def at(self, value: float, start: float, stop: float, digits: int = 1) -> float:
+    def at(self, value: float, start: float, stop: float) -> float:
         """Return the coordinate of a value on an axis drawn from ``start`` to ``stop``."""
-        return round(start + self.share(value) * (stop - start), digits)
+        return round(start + self.share(value) * (stop - start), 1)
 
 
 def _round_up(value: float, mantissas: Sequence[float]) -> float:
     """Return the smallest product of a mantissa and a power of ten that is at least ``value``."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(power * m for m in mantissas if power * m >= value * (1 - 1e-9))
-
-
-def _round_down(value: float) -> float:
-    """Return the largest of 1, 2 or 5 times a power of ten that is at most ``value``."""
-    power = 10.0 ** math.floor(math.log10(value) + 1e-9)
-    return power * next(m for m in (5, 2, 1) if m * power <= value * (1 + 1e-9))
 
 
 WIDTH, HEIGHT = 460, 300
@@ -236,16 +222,10 @@ def _at_y(y: Axis, value: float) -> float:
     return y.at(value, HEIGHT - BOTTOM, TOP)
 
 
-def picture(
-    drawn: Sequence[Html],
-    about: str,
-    width: int = WIDTH,
-    height: float = HEIGHT,
-    css: str = "plot curves",
-) -> Html:
+def picture(drawn: Sequence[Html], about: str, width: int = WIDTH, height: float = HEIGHT) -> Html:
     """Return a drawing as SVG; ``about`` says what it shows, for screen readers."""
     box = f"0 0 {width} {height}"
-    return tag("svg", drawn, viewBox=box, class_=css, role="img", aria_label=about)
+    return tag("svg", drawn, viewBox=box, class_="plot", role="img", aria_label=about)
 
 
 def _frame(y: Axis, y_text: Text, title: str, x_title: str) -> list[Html]:
@@ -290,44 +270,23 @@ def fit_plot(network: Network) -> Html | None:
     points = [(p.size_bytes, p.time_s) for p in network.points if p.size_bytes and p.time_s > 0]
     if not points:
         return None
-    left, top, width, height = 62, 28, 440, 300
-    right, bottom = width - 26, height - 44
-    sizes = sorted(size for size, _ in points)
-    first, last = math.log10(sizes[0]), math.log10(sizes[-1])
-    powers = (first + (last - first) * step / FIT_STEPS for step in range(FIT_STEPS + 1))
-    fitted = ((size, network.all_reduce.seconds(size)) for size in (round(10**p) for p in powers))
+    sizes = [size for size, _ in points]
+    low, growth = min(sizes), max(sizes) / min(sizes)
+    steps = (round(low * growth ** (step / FIT_STEPS)) for step in range(FIT_STEPS + 1))
+    fitted = ((size, network.all_reduce.seconds(size)) for size in steps)
     curve = [(size, seconds) for size, seconds in fitted if seconds > 0]
-    x = Axis.decades(sizes)
-    y = Axis.decades([t for _, t in (*points, *curve)])
-
-    def at(size_bytes: float, seconds: float) -> tuple[float, float]:
-        return x.at(size_bytes, left, right, 2), y.at(seconds, bottom, top, 2)
-
-    marks = []
-    for value in x.ticks:
-        place, _ = at(value, y.low)
-        marks += [
-            tag("line", x1=place, x2=place, y1=top, y2=bottom, class_="grid"),
-            tag("text", units.trimmed(units.size(value)), x=place, y=bottom + 17, class_="mid"),
-        ]
-    for value in y.ticks:
-        _, place = at(x.low, value)
-        marks += [
-            tag("line", x1=left, x2=right, y1=place, y2=place, class_="grid"),
-            tag(
-                "text", units.trimmed(units.duration(value)), x=left - 8, y=place + 4, class_="end"
-            ),
-        ]
-    marks += [
-        tag("text", "time of an all-reduce", x=0, y=12),
-        tag("text", "message size", x=right, y=height - 6, class_="end"),
-    ]
+    titles = [f"{units.size(size)}: {units.duration(time_s)} measured" for size, time_s in points]
+    lines = [Line(label="", css="measured", points=points, titles=titles)]
     if curve:
-        path = "M" + " L".join("{} {}".format(*at(*place)) for place in curve)
-        marks.append(tag("path", d=path, class_="curve"))
-    for size_bytes, seconds in points:
-        a, b = at(size_bytes, seconds)
-        title = f"{units.size(size_bytes)}: {units.duration(seconds)} measured"
-        marks.append(tag("circle", tag("title", title), cx=a, cy=b, r=3, class_="point"))
-    about = f"an all-reduce against its size: {len(points)} measured points and the fitted curve"
-    return picture(marks, f"Time of {about}", width, height, "plot")
+        lines.insert(0, Line(label="fitted", css="c-1", points=curve))
+    return line_chart(
+        lines,
+        x=Axis.around(sizes),
+        y=Axis.around([time_s for _, time_s in (*points, *curve)]),
+        x_text=lambda size: units.trimmed(units.size(size)),
+        y_text=lambda seconds: units.trimmed(units.duration(seconds)),
+        title="Time of an all-reduce",
+        x_title="Message size",
+        about="Time of an all-reduce against its size: "
+        f"{len(points)} measured points and the fitted curve",
+    )
