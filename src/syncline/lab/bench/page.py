@@ -161,7 +161,6 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
                 lambda entry: entry.latency_s,
                 title="Latency",
                 text=units.duration,
-                tick_text=lambda seconds: units.duration(seconds, 1),
             ),
             _picture(
                 mine,
@@ -169,7 +168,6 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
                 benchmark.bus_bytes_per_s,
                 title="Bus bandwidth",
                 text=units.rate,
-                tick_text=lambda rate: units.rate(rate).replace(".00 ", " ").replace(".0 ", " "),
             ),
         ]
     return section(
@@ -191,7 +189,6 @@ def _picture(
     *,
     title: str,
     text: Callable[[float], str],
-    tick_text: Callable[[float], str],
 ) -> Html:
     """Return a value over the size, both on logarithmic axes, one line per contestant."""
     by_size = sorted(entries, key=lambda entry: entry.size_bytes)
@@ -207,7 +204,7 @@ def _picture(
         x=Axis.of(list(sizes)),
         y=Axis.around([y for line in lines for _, y in line.points]),
         x_text=binary_size,
-        y_text=tick_text,
+        y_text=lambda tick: units.trimmed(text(tick)),
         title=title,
         x_title="Size of the vector",
         about=f"{title} over size {where}. The table below says the same.",
