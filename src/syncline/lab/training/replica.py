@@ -165,13 +165,10 @@ class Replica:
 
     @contextmanager
     def _own_random_state(self) -> Iterator[None]:
-        outside = random_state(self.worker.device)
-        set_random_state(self.random_state, self.worker.device)
-        try:
+        with torch.random.fork_rng(self.worker.device_ids or []):
+            set_random_state(self.random_state, self.worker.device)
             yield
-        finally:
             self.random_state = random_state(self.worker.device)
-            set_random_state(outside, self.worker.device)
 
 
 def random_state(device: torch.device) -> list[Tensor]:
