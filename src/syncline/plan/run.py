@@ -56,6 +56,12 @@ class Rate(Value, frozen=True, kw_only=True):
         require_finite(f"{where}: iteration_s", self.iteration_s, above_0=True)
         require_finite(f"{where}: noise_s", self.noise_s)
 
+    def over(self, other: Rate) -> tuple[float, float]:
+        """Return the ratio of the two iteration times, and its standard error."""
+        ratio = self.iteration_s / other.iteration_s
+        relative = (self.noise_s / self.iteration_s, other.noise_s / other.iteration_s)
+        return ratio, ratio * math.hypot(*relative)
+
 
 class Sent(Value, frozen=True, kw_only=True):
     """What the first rank of a compressed training has sent since it was started or resumed."""

@@ -65,10 +65,7 @@ def figure_text(figure: KeyFigure) -> str:
 
 def _gain(baseline: Rate, planned: Rate) -> tuple[float, float]:
     """Return the time saved as a fraction of the baseline, with its standard error."""
-    ratio = planned.iteration_s / baseline.iteration_s
-    noise = ratio * math.hypot(
-        planned.noise_s / planned.iteration_s, baseline.noise_s / baseline.iteration_s
-    )
+    ratio, noise = planned.over(baseline)
     return 1 - ratio, noise
 
 

@@ -97,11 +97,7 @@ def speed_ratio(run: Run) -> tuple[float, float] | None:
     syncline, baseline = rate_named(run, SYNCLINE), rate_named(run, BASELINE)
     if syncline is None or baseline is None:
         return None
-    ratio = baseline.iteration_s / syncline.iteration_s
-    relative = math.hypot(
-        baseline.noise_s / baseline.iteration_s, syncline.noise_s / syncline.iteration_s
-    )
-    return ratio, ratio * relative
+    return baseline.over(syncline)
 
 
 def of_all_workers(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
