@@ -132,16 +132,6 @@ def write_trace(
     return form.write(trace, network, options or TraceOptions())
 
 
-def _one_file(read: Callable[..., Trace]) -> Callable[[Paths, TraceOptions], Trace]:
-    return lambda paths, options: read(paths[0], progress=options.progress)
-
-
-def _of_profile(
-    write: Callable[[Profile, Network | None], Written],
-) -> Callable[[Trace, Network | None, TraceOptions], Written]:
-    return lambda trace, network, _: write(trace.known_profile(), network)
-
-
 def _begins_text(test: Callable[[str], bool]) -> Callable[[bytes], bool]:
     return lambda head: test(head.decode("utf-8", "replace")) if b"\0" not in head else False
 
@@ -204,8 +194,8 @@ FORMATS: dict[str, Format] = {
             name="layer-table",
             summary="the papers' layer-wise table (dag-model, Table VI): microseconds, bytes",
             detects=_begins_text(is_layer_table),
-            read=_one_file(read_layer_table),
-            write=_of_profile(write_layer_table),
+            read=lambda paths, options: read_layer_table(paths[0], progress=options.progress),
+            write=lambda trace, network, _: write_layer_table(trace.known_profile(), network),
         ),
         Format(
             name="astrasim",
@@ -222,7 +212,7 @@ FORMATS: dict[str, Format] = {
             name="pipedream",
             summary="PipeDream's operator graph: milliseconds, bytes",
             detects=_begins_text(is_pipedream),
-            read=_one_file(read_pipedream),
+            read=lambda paths, options: read_pipedream(paths[0], progress=options.progress),
         ),
         Format(
             name="json",
@@ -252,8 +242,8 @@ FORMATS: dict[str, Format] = {
             name="chakra",
             summary="MLCommons Chakra execution trace (.et): microseconds, bytes",
             detects=is_metadata,
-            read=_one_file(read_chakra),
-            write=_of_profile(write_chakra),
+            read=lambda paths, options: read_chakra(paths[0], progress=options.progress),
+            write=lambda trace, network, _: write_chakra(trace.known_profile(), network),
         ),
     )
 }
