@@ -51,17 +51,15 @@ def read_layer_table(
     is read holding one iteration in memory.
     """
     layers: dict[int, Layer] = {}  # times are sums over the iterations
-    order: list[int] = []
-    iterations = place = 0  # whole iterations read (0 in the first); rows of the current one
+    order: list[int] = []  # the layers of the first iteration
+    rows = 0
     with open_trace(path, progress=progress) as stream:
         for where, line in text_lines(stream):
             cells = _cells(line)
             if _is_header(cells):
                 continue
             layer_id, row = _row(cells, where)
-            if iterations == 0 and order and layer_id == order[0]:
-                iterations = 1
-            if iterations == 0:
+            if rows == len(order) and layer_id not in order[:1]:  # of the first iteration
                 if layer_id in layers:
                     raise UserError(
                         f"{where}: layer {layer_id} comes twice; an iteration begins anew with "
@@ -72,14 +70,12 @@ def read_layer_table(
                         f"{where}: more than {MOST_LAYERS} layers; is it a layer table?"
                     )
                 order.append(layer_id)
-            else:
-                if layer_id != order[place]:
-                    raise UserError(
-                        f"{where}: expected layer {order[place]}, found {layer_id}; every "
-                        f"iteration must list the {len(order)} layers of the first, in its order"
-                    )
-                place = (place + 1) % len(order)
-                iterations += place == 0
+            elif layer_id != (expected := order[rows % len(order)]):
+                raise UserError(
+                    f"{where}: expected layer {expected}, found {layer_id}; every iteration must "
+                    f"list the {len(order)} layers of the first, in its order"
+                )
+            rows += 1
             begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
             layer = layers.setdefault(layer_id, begun)
             if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
@@ -91,14 +87,15 @@ def read_layer_table(
             layer.forward_s += row.forward_s
             layer.weight_s += row.weight_s
             layer.message_s += row.message_s
+        if not rows:
+            raise UserError(f"no row of a layer table; expected {' '.join(HEADER)}")
+        iterations, place = divmod(rows, len(order))
         if place:
             raise UserError(
                 f"iteration {iterations + 1} ends before layer {order[place]}, the file is "
                 "truncated; copy it again, or remove that iteration"
             )
-        if not layers:
-            raise UserError(f"no row of a layer table; expected {' '.join(HEADER)}")
-        return _trace(list(layers.values()), max(iterations, 1), Path(path).name)
+        return _trace(list(layers.values()), iterations, Path(path).name)
 
 
 def _trace(rows: list[Layer], iterations: int, file: str) -> Trace:
