@@ -160,7 +160,8 @@ class Replayed(nn.Module):
         """Run the forward operations and return the loss."""
         self._iteration += 1
         self.work.begin()
-        token = _applied(_End, torch.zeros((), requires_grad=True), self.work)
+        token = torch.zeros((), requires_grad=True).clone()
+        token.register_hook(lambda _: self.work.backward(None))  # after the last gradient
         for visit in self._visits:
             self.work.forward(visit.needed_by)
             token = visit.owner(token, visit.parts if self._in_step else (), self._value)
@@ -220,7 +221,7 @@ class _Owner(nn.Module):
         """Return the token behind the backward operations that make its gradients."""
         for part in parts:
             parameter = getattr(self, part.parameter)
-            token = _applied(_Ready, token, part, value_of(part.tensor), parameter)
+            token = _Ready.apply(token, part, value_of(part.tensor), parameter)  # type: ignore[no-untyped-call]
         return token
 
 
@@ -255,25 +256,6 @@ class _Ready(Function):
             # torch keeps this tensor itself as the gradient.
             made = part.made.fill_(ctx.value).view(ctx.shape)
         return gradient, None, None, made
-
-
-class _End(Function):
-    """Backward: runs the operations after the last gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, work: Computation) -> Tensor:
-        ctx.work = work
-        return token.clone()
-
-    @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
-        ctx.work.backward(None)
-        return None, None
-
-
-def _applied(function: type[Function], *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)
-    return result
 
 
 def _register(root: nn.Module, name: str, shape: tuple[int, ...], dtype: str) -> None:
