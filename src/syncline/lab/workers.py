@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, NoReturn, Protocol, Self
 
@@ -391,10 +391,8 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def _connected(path: str, greeting: Hello | Remote) -> Connection:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
-        with _address(path) as address:
-            opened.connect(address)
-        connection = Connection(opened.detach())
+    with _address(path) as address:
+        connection = Client(address)
     connection.send_bytes(msgspec.json.encode(greeting))
     return connection
 
