@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from statistics import median
@@ -104,11 +105,6 @@ class _Cost(NamedTuple):
     departures: int
     log_s: float
 
-    def plus(self, other: _Cost) -> _Cost:
-        return _Cost(
-            self.lost + other.lost, self.departures + other.departures, self.log_s + other.log_s
-        )
-
 
 def _cheapest(measured: Measured, built_in: Mapping[int, Region]) -> dict[int, Region]:
     """Return the cheapest assignment, as the candidate of each size."""
@@ -123,9 +119,10 @@ def _cheapest(measured: Measured, built_in: Mapping[int, Region]) -> dict[int, R
             ways = {}
             for before, cost in costs_before.items():
                 free = before == after or (before == built_in[low] and after == built_in[high])
-                ways[before] = cost.plus(_Cost(0.0 if free else math.log1p(SWITCH), 0, 0.0))
+                ways[before] = cost if free else cost._replace(lost=cost.lost + math.log1p(SWITCH))
             best, least = min(ways.items(), key=itemgetter(1))
-            costs[after], paths[after] = least.plus(here), (*paths_before[best], after)
+            costs[after] = _Cost(*map(operator.add, least, here))
+            paths[after] = (*paths_before[best], after)
     taken, _ = min(costs.items(), key=itemgetter(1))
     return dict(zip(sizes, paths[taken], strict=True))
 
