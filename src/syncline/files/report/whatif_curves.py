@@ -26,9 +26,6 @@ from syncline.plan.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 
 ALIKE = 0.005  # planners whose iterations differ by less than this share everywhere are one line
 COLOURS = 6
-NAMED = 5
-"""How many planners have a colour if there are more planners than colours. One more has a colour if
-it leads at some point or is DDP."""
 TINY_S = 1e-9
 
 
@@ -123,9 +120,7 @@ def coloured(what_if: WhatIf) -> dict[str, str]:
         ratios = (max(own_s, TINY_S) / max(best_s, TINY_S) for own_s, best_s in times_s)
         return not wanted, -leads[planner], math.fsum(map(math.log, ratios))
 
-    ranked = sorted(what_if.planners, key=rank)
-    few = ranked if len(ranked) <= COLOURS else ranked[:NAMED]
-    named = [p for p in ranked[:COLOURS] if p in few or p in leads or p == DDP]
+    named = sorted(what_if.planners, key=rank)[:COLOURS]
     return {planner: f"c-{index}" for index, planner in enumerate(named)}
 
 
