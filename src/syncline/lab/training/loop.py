@@ -138,15 +138,8 @@ class Training:
         while self.step < self._total_steps:
             self._run_epoch()
         self.figures |= self.replicas[0].evaluate(final=True)
-        return record(
-            self.config,
-            self.worker,
-            self.replicas,
-            ddp=self.ddp,
-            figures=self.figures,
-            epochs=self.epoch,
-            steps=self.step,
-        )
+        self.figures |= {"epochs": float(self.epoch), "steps": float(self.step)}
+        return record(self.replicas, self.figures)
 
     @property
     def _total_steps(self) -> int:

@@ -30,47 +30,35 @@ SYNCHRONIZING = "synchronizing seconds"
 nor those of the baseline count it."""
 
 
-def record(
-    config: TrainingConfig,
-    worker: Worker,
-    replicas: Sequence[Replica],
-    *,
-    ddp: DistributedDataParallel,
-    figures: Mapping[str, float],
-    epochs: int,
-    steps: int,
-) -> Run:
+def record(replicas: Sequence[Replica], figures: Mapping[str, float]) -> Run:
     """Return the record of a training; all workers take part, and rank 0 writes the report."""
-    results = {**figures, "epochs": float(epochs), "steps": float(steps)}
-    results["training seconds"] = sum(step.seconds for step in replicas[0].times)
-    if len(replicas) > 1:
-        baseline = replicas[1].evaluate()
-        results |= {f"{BASELINE} {name}": value for name, value in baseline.items()}
-        difference = largest_difference(replicas[0].module, replicas[1].module)
-        results[SYNCHRONIZING] = replicas[0].synchronizing_s
+    ours, *others = replicas
+    worker, ddp = ours.worker, ours.ddp
+    assert isinstance(ddp, DistributedDataParallel)
+    results = {**figures, "training seconds": sum(step.seconds for step in ours.times)}
+    for baseline in others:
+        results |= {f"{BASELINE} {name}": value for name, value in baseline.evaluate().items()}
+        difference = largest_difference(ours.module, baseline.module)
+        results[SYNCHRONIZING] = ours.synchronizing_s
         results[DIFFERENCE] = worker.largest([difference])[0]
-    measured = rates(
-        {replica.name: of_all_workers(replica.times, worker) for replica in replicas},
-        config.samples_per_step,
-    )
+    times = {replica.name: of_all_workers(replica.times, worker) for replica in replicas}
+    measured = rates(times, ours.config.samples_per_step)
     run = msgspec.structs.replace(
-        ddp.run_record(), rates=measured, results=results, memory=memory(config, worker, replicas)
+        ddp.run_record(), rates=measured, results=results, memory=memory(ours)
     )
     if worker.rank == 0:
-        ddp.save_report(Path(config.report), run=run)
+        ddp.save_report(Path(ours.config.report), run=run)
     return run
 
 
-def memory(
-    config: TrainingConfig, worker: Worker, replicas: Sequence[Replica]
-) -> tuple[RankMemory, ...]:
-    """Return what every worker keeps for Syncline's model; all workers take part.
+def memory(replica: Replica) -> tuple[RankMemory, ...]:
+    """Return what every worker keeps for a replica; all workers take part.
 
     With momentum, the state of SGD has the size of the parameters. If it is sharded, a worker is
     predicted to keep an equal share.
     """
-    model, state = replicas[0].module, replicas[0].optimizer.state
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    config, worker, state = replica.config, replica.worker, replica.optimizer.state
+    parameters = [p for p in replica.module.parameters() if p.requires_grad]
     whole = sum(p.nbytes for p in parameters)
     predicted = whole if config.hyper.momentum else 0
     own = (
@@ -127,7 +115,7 @@ def largest_difference(one: nn.Module, other: nn.Module) -> float:
     return largest
 
 
-def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[Rate, ...]:
+def rates(times: Mapping[str, Sequence[StepTime]], samples_per_step: int) -> tuple[Rate, ...]:
     """Return the iteration time of each replica, in the order of ``times``.
 
     The first step of each block is left out, since it pays for the caches that the other replica
