@@ -114,7 +114,6 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 COLOURS = 6  # colours of a chart; algorithms that are never chosen are pale
 TICKS = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
-MOST_TICKS = 5  # on the axis of sizes
 SHORT = {
     "bidirectional-exchange": "exchange",
     "double-binary-trees": "two trees",
@@ -178,10 +177,9 @@ def _picture(choices: Choices, collective: Collective) -> Html:
         )
         lines.append(line)
     high = next((tick for tick in TICKS if tick >= most), most)
-    ticks = [float(size) for size in sizes]
     return line_chart(
         lines,
-        x=Axis.log(ticks[0], ticks[-1], ticks[:: 1 + len(ticks) // MOST_TICKS]),
+        x=Axis.of(sizes),
         y=Axis.log(1.0, high, [tick for tick in TICKS if tick <= high]),
         x_text=binary_size,
         y_text=lambda ratio: f"{ratio:g}x",
