@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from syncline.errors import UserError
 from syncline.lab.training.config import DeviceName, Precision, TrainingConfig
+from syncline.train.measure.exchange import gathered
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 HEAP_BLOCK_BYTES = 32 << 20
@@ -62,10 +63,8 @@ class Worker:
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all workers, which have one shape, on every worker, on the CPU."""
-        part = part.to(self.device)
-        parts = [torch.empty_like(part) for _ in range(self.workers)]
-        dist.all_gather(parts, part)
-        return [p.cpu() for p in parts]
+        assert dist.group.WORLD is not None
+        return gathered(part.to(self.device), dist.group.WORLD)
 
 
 def started_by_launcher(environment: Mapping[str, str]) -> bool:
