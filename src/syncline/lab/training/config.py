@@ -201,6 +201,8 @@ class TrainingConfig(Value, frozen=True):
         for name, given in (("--plan", self.plan is not None), ("--no-check", not self.check)):
             if given and self.cache is not None:
                 raise UserError(f"--cache remembers what was tried, and with {name} nothing is")
+        require_known("precision", self.precision, PRECISIONS)
+        require_known("device", self.device, DEVICES)
         planner_named(self.planner)
         if self.shard and (self.compression is not None or not self.overlap):
             raise UserError(
@@ -287,13 +289,9 @@ class TrainingConfig(Value, frozen=True):
         ``overrides`` are hyper-parameters in place of the defaults, where they are not None, and
         ``options`` the other fields. None as ``report`` is ``runs/<model>-<data>``.
         """
-        choices = {"precision": PRECISIONS, "device": DEVICES}
-        for option, known in choices.items():
-            require_known(option, str(options.get(option, known[0])), known)
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         hyper = msgspec.structs.replace(default_hyperparameters(model, data), **given)
         report = report or f"runs/{model}-{data}"
-        on_cpu = options.get("compression") is not None
-        if on_cpu and options.get("device", "auto") == "auto":
+        if options.get("compression") is not None and options.get("device", "auto") == "auto":
             options["device"] = "cpu"
         return cls(model=model, data=data, hyper=hyper, report=report, **options)  # type: ignore[arg-type]
