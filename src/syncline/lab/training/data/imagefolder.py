@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -91,12 +90,11 @@ def _list_images(folder: Path, classes: list[str], image_size: int) -> FolderIma
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        if not (folder / name).is_dir():
-            continue
-        with os.scandir(folder / name) as entries:
-            found = sorted(e.name for e in entries if e.name.lower().endswith(SUFFIXES))
-        files += [folder / name / file for file in found]
-        labels += [label] * len(found)
+        if (folder / name).is_dir():
+            entries = sorted((folder / name).iterdir())
+            found = [entry for entry in entries if entry.name.lower().endswith(SUFFIXES)]
+            files += found
+            labels += [label] * len(found)
     if not files:
         raise FileError(f"{folder}: expected images ({', '.join(SUFFIXES)}), found none")
     return FolderImages(files=tuple(files), labels=torch.tensor(labels), image_size=image_size)
