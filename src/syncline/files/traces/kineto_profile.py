@@ -379,7 +379,12 @@ def _merge_by(
 def make_timeline(step: StepTasks) -> Timeline:
     """Return the timeline of a step; its clock starts when the first rank began the step."""
     zero_ns = step.start_ns - step.shift_ns
-    ran: list[tuple[str, int, int, str, SpanKind, int | None]] = []
+    spans: list[Span] = []
+
+    def add(lane: str, start: int, stop: int, label: str, kind: SpanKind, size: int | None) -> None:
+        times = {"start_ns": max(start - zero_ns, 0), "stop_ns": max(stop - zero_ns, 0)}
+        spans.append(Span(lane=lane, label=label, kind=kind, size_bytes=size, **times))
+
     for task in step.tasks:
         start = task.start_ns
         if task.resource == "host":
@@ -388,24 +393,13 @@ def make_timeline(step: StepTasks) -> Timeline:
             kind: SpanKind = "wait" if task.resource in NOT_COMPUTED else task.phase
             lane = COMPUTE if task.resource == "device" else task.resource
             lane = {"data": "disk", "copy": "copy"}.get(task.phase, lane)
-            ran.append((lane, start, task.stop_ns, task.name, kind, None))
+            add(lane, start, task.stop_ns, task.name, kind, None)
     for index, (message, sent) in enumerate(zip(step.messages, step.collectives, strict=True)):
         label, size = f"message {index}", message.size_bytes
-        ran.append((COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size))
-    spans = tuple(
-        Span(
-            lane=lane,
-            start_ns=max(start - zero_ns, 0),
-            stop_ns=max(stop - zero_ns, 0),
-            label=label,
-            kind=kind,
-            size_bytes=size,
-        )
-        for lane, start, stop, label, kind, size in ran
-    )
+        add(COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size)
     return Timeline(
         name=f"rank {step.rank}, step {step.number}",
         source="measured",
         iteration_ns=step.duration_ns + step.shift_ns,
-        spans=spans,
+        spans=tuple(spans),
     )
