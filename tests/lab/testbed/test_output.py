@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import pty
 
 import pytest
 from hypothesis import given
@@ -51,18 +49,26 @@ def test_a_line_without_end_is_passed_on_in_parts() -> None:
     assert list(map(len, parts)) == [LONGEST_LINE_BYTES, LONGEST_LINE_BYTES, 1]
 
 
-def test_names_are_aligned_and_streams_kept_apart() -> None:
-    out, err = io.BytesIO(), io.BytesIO()
-    printer = Printer(["host0 rank 9", "host1 rank 10"], [0, 1], out, err)
+def test_names_are_aligned_and_streams_kept_apart(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    printer = Printer(["host0 rank 9", "host1 rank 10"], [0, 1])
     printer(0, False, b"one")
     printer(1, True, b"\xff two")
-    assert out.getvalue() == b"host0 rank 9  | one\n"
-    assert err.getvalue() == b"host1 rank 10 | \xff two\n"
+    out, err = capfdbinary.readouterr()
+    assert out == b"host0 rank 9  | one\n"
+    assert err == b"host1 rank 10 | \xff two\n"
 
 
-def printed() -> bytes:
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, kind: type[io.TextIOWrapper]) -> bytes:
     out = io.BytesIO()
-    Printer(["a", "b"], [0, 1], out, io.BytesIO())(1, False, b"text")
+    monkeypatch.setattr("sys.stdout", kind(out))
+    Printer(["a", "b"], [0, 1])(1, False, b"text")
     return out.getvalue()
 
 
@@ -70,11 +76,7 @@ def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert printed() == b"b | text\n"
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr("sys.stdout", terminal)
-        assert printed() == b"\x1b[32mb | \x1b[0mtext\n"
-        monkeypatch.setenv("NO_COLOR", "1")
-        assert printed() == b"b | text\n"
-    os.close(ours)
+    assert printed(monkeypatch, io.TextIOWrapper) == b"b | text\n"
+    assert printed(monkeypatch, Terminal) == b"\x1b[32mb | \x1b[0mtext\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert printed(monkeypatch, Terminal) == b"b | text\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import BinaryIO
 
 from rich.console import Console
 from rich.text import Text
@@ -54,17 +53,11 @@ def _last_drawn(line: bytes) -> bytes:
 class Printer:
     """Writes each line after the name of its worker, to the stream to which the worker wrote it.
 
-    Names and hosts are by rank; each host has a colour. By default the streams are this process's.
+    Names and hosts are by rank; each host has a colour. The streams are this process's.
     """
 
-    def __init__(
-        self,
-        names: list[str],
-        hosts: list[int],
-        out: BinaryIO | None = None,
-        err: BinaryIO | None = None,
-    ) -> None:
-        self._streams = (out or sys.stdout.buffer, err or sys.stderr.buffer)
+    def __init__(self, names: list[str], hosts: list[int]) -> None:
+        self._streams = (sys.stdout.buffer, sys.stderr.buffer)
         width = max(map(len, names))
         self._prefixes = [
             [
