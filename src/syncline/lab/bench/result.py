@@ -149,13 +149,11 @@ class Benchmark(Document, frozen=True, kw_only=True):
         That is the rate of the links or, without one, the speed at which every rank copies a vector
         of the same size when all do so at once. None if neither is known.
         """
-        bound = self.rate_bytes_per_s
-        if bound is not None and entry.contestant == COPY:
-            return None
-        if bound is None:
-            copy = self.of(COPY, entry.workers, entry.size_bytes)
-            bound = None if copy is None else copy.algorithm_bytes_per_s
-        return None if bound is None else self.bus_bytes_per_s(entry) / bound
+        own = self.bus_bytes_per_s(entry)
+        if self.rate_bytes_per_s is not None:
+            return None if entry.contestant == COPY else own / self.rate_bytes_per_s
+        copy = self.of(COPY, entry.workers, entry.size_bytes)
+        return None if copy is None else own / copy.algorithm_bytes_per_s
 
 
 ELEMENT_BYTES = 4  # all contestants exchange 32-bit floating point
