@@ -137,16 +137,14 @@ class Replayed(nn.Module):
         self._rank = rank
         self._iteration = -1
         # Modules are mostly written in the order of the forward pass.
-        for gradient, name in zip(
-            reversed(profile.gradients), reversed(self.gradient_names.values()), strict=True
-        ):
+        for gradient in reversed(profile.gradients):
             shape = tuple((shapes or {}).get(gradient.name, (gradient.elements,)))
             if math.prod(shape) != gradient.elements:
                 raise UserError(
                     f"gradient {quoted(gradient.name)} has {gradient.elements} elements, but the "
                     f"shape {shape} has {math.prod(shape)}"
                 )
-            _register(self, name, shape, gradient.dtype)
+            _register(self, self.gradient_names[gradient.name], shape, gradient.dtype)
         self._visits = tuple(self._plan_visits())
         chained = [part.tensor for visit in self._visits for part in visit.parts]
         self._in_step = chained == sorted(chained, reverse=True)
