@@ -35,14 +35,12 @@ class SynclineStrategy(DDPStrategy):
     def __init__(self, **arguments: Any) -> None:
         self._options = {name: arguments.pop(name) for name in OPTIONS & arguments.keys()}
         self._shard = bool(arguments.pop("shard", False))
-        self._trainer: Trainer | None = None
         self._report_in: Path | None = None
         super().__init__(**arguments)
 
     def setup(self, trainer: Trainer) -> None:
         """Prepare a run, and overlap the optimizers if it fits a model."""
         super().setup(trainer)
-        self._trainer = trainer
         if trainer.state.fn == TrainerFn.FITTING:
             assert isinstance(self.model, DistributedDataParallel)
             for optimizer in self.optimizers:
@@ -70,10 +68,11 @@ class SynclineStrategy(DDPStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log the metrics of the last steps."""
         super().on_train_batch_start(batch, batch_idx)
-        trainer, model = self._trainer, self.model
-        assert trainer is not None
+        model = self.model
         if not (self.is_global_zero and isinstance(model, DistributedDataParallel)):
             return
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
         every: int = getattr(trainer, "log_every_n_steps", 0)
         if every and trainer.global_step % every == 0:
             for logger in trainer.loggers:
