@@ -123,8 +123,7 @@ class TimeUnit:
 
     def __init__(self, values_s: Iterable[float]) -> None:
         largest_s = max((abs(v) for v in values_s), default=0.0)
-        self.name = "ms" if largest_s < 1 else "s"
-        self._factor = 1e-3 if largest_s < 1 else 1.0
+        self.name, self._factor = ("ms", 1e-3) if largest_s < 1 else ("s", 1.0)
         largest = largest_s / self._factor
         self._decimals = 3 if self.name == "s" or largest < 10 else 2 if largest < 100 else 1
 
