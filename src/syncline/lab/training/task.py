@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -147,11 +146,9 @@ class TextTask:
             loss += float(functional.cross_entropy(flat, targets, reduction="sum"))
             tokens += len(targets)
         loss, tokens = worker.sum(loss, tokens)
-        try:
-            perplexity = math.exp(loss / tokens)
-        except OverflowError:
-            perplexity = math.inf
-        return {f"{'test' if final else 'validation'} perplexity": perplexity}
+        # Unlike math.exp, torch's returns infinity where a float overflows.
+        perplexity = torch.tensor(loss / tokens, dtype=torch.float64).exp()
+        return {f"{'test' if final else 'validation'} perplexity": float(perplexity)}
 
     def _logits(self, model: nn.Module, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         if not self.model.carries_state:
