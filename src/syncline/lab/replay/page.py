@@ -244,9 +244,7 @@ def replay_picture(replay: Replay) -> Html:
 def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
     drawn = []
     for value in axis.ticks:
-        place, number = _at(axis, value), unit.text(value)
-        if "." in number:
-            number = number.rstrip("0").rstrip(".")
+        place, number = _at(axis, value), f"{float(unit.text(value)):g}"
         drawn += [
             tag("line", x1=place, x2=place, y1=TOP, y2=bottom, class_="grid"),
             tag("text", number, x=place, y=bottom + 18, class_="mid"),
