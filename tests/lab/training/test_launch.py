@@ -86,7 +86,8 @@ def ended(parent: subprocess.Popen[str], workers: Iterable[int] = ()) -> tuple[s
 
 
 def test_training_prints_one_json_object_and_leaves_a_report(tmp_path: Path) -> None:
-    parent = start(tmp_path, "--json --baseline --batch-size 64 --epochs 1 --steps 6")
+    images = f"{few_images(tmp_path)} --batch-size 2"
+    parent = start(tmp_path, f"--json --baseline --epochs 1 --steps 6 {images}")
     out, err = ended(parent)
     assert parent.returncode == 0, err
     assert out.count("\n") == 1
