@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from syncline.lab.workers import leave
-from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S
+from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S, POLL_S, wait_until
 
-POLL_S = 0.02
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -177,10 +176,7 @@ class Place:
 
     def await_(self, what: str) -> None:
         """Wait until another rank has told of it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (self.folder / f"told-{what}").exists():
-            assert time.monotonic() < deadline, f"waited in vain for {what}"
-            time.sleep(POLL_S)
+        wait_until((self.folder / f"told-{what}").exists, what)
 
 
 def script(_: Place, text: str) -> None:

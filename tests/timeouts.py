@@ -6,6 +6,8 @@ many busy processes as cores, what takes a second takes half a minute.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +19,15 @@ DEADLINE_S = 300.0
 TIMEOUT = timedelta(seconds=DEADLINE_S)  # of a process group
 JOB_DEADLINE_S = 2 * DEADLINE_S
 """Of a whole job or process. Waits inside it end before, and say what they have waited for."""
+POLL_S = 0.02  # to look takes milliseconds
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition, and fail where it does not come."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(POLL_S)
 
 
 def group_that_gives_up(after_s: float, backend: str | None = None) -> dist.ProcessGroup:

@@ -23,9 +23,8 @@ from tests.lab.testbed.machine import (
     networks,
     require_namespaces,
     started,
-    wait_until,
 )
-from tests.timeouts import DEADLINE_S
+from tests.timeouts import DEADLINE_S, wait_until
 
 EMULATE = (*SYNCLINE, "emulate")
 

@@ -13,8 +13,8 @@ import pytest
 
 from syncline.lab import processes
 from syncline.lab.processes import LocalProcess, ended_by_signals, received_signals, run_folder
-from tests.lab.testbed.machine import runs, started, wait_until
-from tests.timeouts import DEADLINE_S
+from tests.lab.testbed.machine import runs, started
+from tests.timeouts import DEADLINE_S, wait_until
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,8 +34,8 @@ from syncline.train.engine.dense_transport import DenseTransport
 from syncline.train.engine.engine import Engine
 from syncline.train.measure.exchange import new_group_like
 from syncline.train.measure.keepalive import keepalive
-from tests.mortal import POLL_S, Place
-from tests.timeouts import DEADLINE_S, TIMEOUT, give_up
+from tests.mortal import Place
+from tests.timeouts import DEADLINE_S, TIMEOUT, give_up, wait_until
 from tests.train.overlap.overlap_plans import Style, plan_of
 
 SHORT_TIMEOUT_S = 4.0  # where a rank falls silent, from that moment on
@@ -322,10 +321,7 @@ def gets_all_back(place: Place) -> None:
         training = begin(place)
         training.model.synchronize()
     assert lent
-    deadline = time.monotonic() + DEADLINE_S / 2
-    while any(each() is not None for each in lent):
-        assert time.monotonic() < deadline, "something keeps a tensor of a finished collective"
-        time.sleep(POLL_S)
+    wait_until(lambda: all(each() is None for each in lent), "tensors of finished collectives")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -361,8 +357,7 @@ def ends_alone(place: Place, how: str) -> None:
         die()
     else:
         process = Path("/proc", (place.folder / "process").read_text())
-        while process.exists():
-            time.sleep(0.02)
+        wait_until(lambda: not process.exists(), "the end of rank 0")
         os._exit(0)
 
 
@@ -555,10 +550,7 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
         say(gradients=gradients(net), values=values(net))
         assert all(type(p) is nn.Parameter for p in net.parameters())
         assert not any(m._forward_pre_hooks for m in net.modules())
-    deadline = time.monotonic() + DEADLINE_S
-    while engine_threads():
-        assert time.monotonic() < deadline, engine_threads()
-        time.sleep(0.01)
+    wait_until(lambda: not engine_threads(), "the end of the engine's threads")
     dist.barrier()
     dist.destroy_process_group()
 

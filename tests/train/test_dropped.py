@@ -19,8 +19,7 @@ from syncline.plan.recipe import Recipe
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from syncline.train.measure.step_hooks import after_steps, before_steps
 from syncline.train.overlap.pending import UPDATES
-from tests.mortal import POLL_S
-from tests.timeouts import DEADLINE_S
+from tests.timeouts import DEADLINE_S, POLL_S
 from tests.train.overlap.overlap_plans import Style, plan_of
 from tests.workers import WorkerPool
 

@@ -29,8 +29,8 @@ import syncline
 from syncline.comm.groups import Transport
 from tests.comm.backend.lost_peer_jobs import Net, sgd, step
 from tests.comm.groups.mortal_jobs import initialize
-from tests.mortal import POLL_S, Ended, Mortals, Place
-from tests.timeouts import give_up
+from tests.mortal import Ended, Mortals, Place
+from tests.timeouts import POLL_S, give_up
 
 Wrapper = Literal["torch", "syncline"]
 Route = Literal["shared", "tcp", "mixed", "gloo"]

@@ -6,15 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from syncline.lab.testbed import absent_because
 from tests.programs import ran
-from tests.timeouts import DEADLINE_S
 
 SYNCLINE = (sys.executable, "-P", "-c", "from syncline.cli import main; main()")
 """The command line in a process of its own."""
@@ -100,10 +98,3 @@ def networks(processes: Iterable[int] | None = None) -> set[str]:
 def devices() -> str:
     """Return the machine's own network devices and named namespaces."""
     return finished("sh", "-c", "ls /sys/class/net; ls /run/netns 2>/dev/null").stdout
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)  # to look takes milliseconds

@@ -17,10 +17,10 @@ from syncline.errors import PeerError, UserError
 from syncline.lab.testbed import Cluster, Testbed, kernel
 from syncline.lab.testbed.control import Place
 from syncline.lab.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, reason_of
-from tests.timeouts import DEADLINE_S
+from tests.timeouts import DEADLINE_S, wait_until
 from tests.words import assert_tells
 
-from .machine import alive, descendants, devices, finished, networks, wait_until
+from .machine import alive, descendants, devices, finished, networks
 
 LISTEN = """
 import socket

@@ -22,8 +22,8 @@ from syncline.lab.training.residuals import drop_states, load_state, require_sta
 from syncline.lab.training.result import summary_json, summary_text
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Run
-from tests.lab.testbed.machine import SYNCLINE, started, wait_until
-from tests.timeouts import DEADLINE_S
+from tests.lab.testbed.machine import SYNCLINE, started
+from tests.timeouts import DEADLINE_S, wait_until
 from tests.workers import WorkerPool
 
 STEPS_PER_EPOCH = 3  # 24 images, two workers, 4 a batch

@@ -26,9 +26,9 @@ from syncline.plan.planners import PLANNERS
 from syncline.plan.profile import Gradient, Profile
 from tests import strategies as some
 from tests.cases import first_few
-from tests.lab.testbed.machine import SYNCLINE, descendants, finished, runs, started, wait_until
+from tests.lab.testbed.machine import SYNCLINE, descendants, finished, runs, started
 from tests.lab.training.test_compressed import few_images
-from tests.timeouts import DEADLINE_S
+from tests.timeouts import DEADLINE_S, wait_until
 from tests.words import assert_tells
 
 

@@ -30,7 +30,7 @@ from syncline.lab.training.result import (
 from syncline.plan.prediction import Suggestion
 from syncline.plan.run import Rate, Run
 from syncline.train.log import announce
-from tests.lab.testbed.machine import wait_until
+from tests.timeouts import wait_until
 from tests.words import assert_tells
 from tests.workers import WorkerPool
 
