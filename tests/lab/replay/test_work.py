@@ -15,12 +15,13 @@ from syncline.lab.replay.clock import BLOCKED_NS, CATCH_UP_NS, DeviceClock
 from syncline.lab.replay.work import Computation, measured_timeline
 from syncline.plan.plan import Plan
 from syncline.plan.planners.wfbp import Single
-from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.profile import Operation, Profile
 from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.predict import predict, predict_computation_s
 from syncline.plan.simulator.transformations import with_compute_scale
 from tests import strategies as some
 from tests.lab.replay.fake import FakeTime
+from tests.plan.simulator.chains import gradient, job, op
 
 MS = 1_000_000
 FREE = some.IntegerCurve(((0, 0, 0),)).network()
@@ -31,8 +32,8 @@ def iterate(work: Computation, fake: FakeTime, *, arrives_ns: int | None) -> Non
     profile = work.profile
     work.begin()
     work.forward(work.first_backward)
-    for gradient in profile.gradients:
-        work.backward(gradient.ready_after)
+    for each in profile.gradients:
+        work.backward(each.ready_after)
     ready_ns = fake.now_ns
     work.backward(None)
     if arrives_ns is not None:
@@ -72,34 +73,21 @@ def test_computation_alone_takes_what_the_profile_says(profile: Profile, late: l
     assert found == pytest.approx(predict_computation_s(Scenario(profile, FREE)) * 1e9, abs=2)
 
 
-def op(phase: str, milliseconds: int, name: str = "", **fields: object) -> Operation:
-    seconds = milliseconds / 1e3
-    return Operation(name=name or phase, phase=phase, duration_s=seconds, **fields)  # type: ignore[arg-type]
-
-
 def profile_with(*operations: Operation) -> Profile:
     backward = next(i for i, o in enumerate(operations) if o.phase == "backward")
-    return Profile(
-        model="some",
-        device="cuda",
-        workers=2,
-        iterations=1,
-        operations=operations,
-        gradients=(Gradient(name="a.weight", elements=100, ready_after=backward, needed_by=0),),
-    )
+    return job(operations, gradient(100, backward, 0, "a.weight"))
 
 
 def test_a_host_that_launches_runs_beside_the_device() -> None:
-    launched: dict[str, object] = {"name": "launch", "resource": "host"}
     profile = profile_with(
-        op("data", 4),
-        op("copy", 1),
-        op("forward", 2, **launched),
-        op("forward", 10, after=(2,)),
-        op("backward", 3, **launched),
-        op("backward", 20, after=(4,)),
-        op("update", 1, **launched),
-        op("update", 5, after=(6,)),
+        op("data", 4 * MS),
+        op("copy", 1 * MS),
+        op("forward", 2 * MS, name="launch", resource="host"),
+        op("forward", 10 * MS, 2),
+        op("backward", 3 * MS, name="launch", resource="host"),
+        op("backward", 20 * MS, 4),
+        op("update", 1 * MS, name="launch", resource="host"),
+        op("update", 5 * MS, 6),
     )
     fake = FakeTime()
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
@@ -107,15 +95,17 @@ def test_a_host_that_launches_runs_beside_the_device() -> None:
 
 
 def test_what_is_read_after_the_update_belongs_to_the_iteration() -> None:
-    phases = {"forward": 10, "backward": 20, "finalize": 1, "update": 5, "data": 7}
+    ends = op("finalize", 1 * MS), op("update", 5 * MS), op("data", 7 * MS)
+    profile = profile_with(op("forward", 10 * MS), op("backward", 20 * MS), *ends)
     fake = FakeTime()
-    work = Computation(profile_with(*map(op, phases, phases.values())), fake.clock())
+    work = Computation(profile, fake.clock())
     assert period_ns(work, fake, arrives_ns=30 * MS) == (30 + 30 + 6 + 7) * MS
     assert work.clock.idle_ns == 3 * 30 * MS
 
 
 def passes(update_ms: int) -> Profile:
-    return profile_with(op("forward", 10), op("backward", 20), op("update", update_ms))
+    operations = op("forward", 10 * MS), op("backward", 20 * MS), op("update", update_ms * MS)
+    return profile_with(*operations)
 
 
 def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
@@ -163,11 +153,8 @@ def test_what_ran_is_a_timeline() -> None:
 
 
 def test_a_need_holds_up_just_the_operation_behind_it() -> None:
-    profile = profile_with(
-        op("forward", 10, "first"), op("forward", 10, "second"), op("backward", 20)
-    )
-    gradient = msgspec.structs.replace(profile.gradients[0], needed_by=1)
-    profile = msgspec.structs.replace(profile, gradients=(gradient,))
+    forward = (op("forward", 10 * MS, name=name) for name in ("first", "second"))
+    profile = job([*forward, op("backward", 20 * MS)], gradient(100, 2, 1))
     fake = FakeTime()
     work = Computation(profile, fake.clock())
     plan = msgspec.structs.replace(Plan.merging("one", profile, 4, [0]), wait="need", in_flight=1)
