@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline.comm.groups import Choices
 from syncline.errors import FileError, UserError
 from syncline.plan.document import Document, read_document
 from syncline.plan.files import write_atomically
@@ -32,13 +33,15 @@ from syncline.plan.run import Run
 from syncline.plan.simulator.predict import predict
 from syncline.plan.timeline import Timeline
 from tests import strategies as some
+from tests.comm.groups.choice_examples import choices
 from tests.plan.documents import COMPARISON, EXAMPLES, NETWORK, PLAN, PROFILE, RUN, TIMELINE
 from tests.plan.test_files import names
 
-KINDS: tuple[type[Document], ...] = (Profile, Network, Plan, Timeline, Comparison, Run)
+KINDS: tuple[type[Document], ...] = (Profile, Network, Plan, Timeline, Comparison, Run, Choices)
+DOCUMENTS = (*EXAMPLES, choices())
 Place = list[str | int]  # names and indices down to a value of a document
 
-examples = pytest.mark.parametrize("document", EXAMPLES, ids=lambda d: d.KIND)
+examples = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.KIND)
 
 
 @some.many
@@ -147,7 +150,7 @@ def test_a_missing_field_is_named(document: Document) -> None:
 
 
 WRONG: list[tuple[Document, Place, Any, str]] = [
-    *((document, ["colour"], "red", "unknown field `colour`") for document in EXAMPLES),
+    *((document, ["colour"], "red", "unknown field `colour`") for document in DOCUMENTS),
     (PROFILE, ["model"], 3, r"Expected `str`, got `int` - at `\$.model`"),
     (PROFILE, ["workers"], 0, "profile: workers must be at least 1, found 0"),
     (PROFILE, ["iterations"], -1, "iterations must be at least 1"),
@@ -293,7 +296,7 @@ splices = st.tuples(st.integers(0, 10_000), st.integers(0, 3), st.binary(max_siz
 
 
 @some.many
-@given(st.sampled_from(EXAMPLES), st.lists(splices, min_size=1, max_size=6))
+@given(st.sampled_from(DOCUMENTS), st.lists(splices, min_size=1, max_size=6))
 def test_bytes_changed_at_random(document: Document, changes: list[tuple[int, int, bytes]]) -> None:
     text = bytearray(document.to_json().encode())
     for position, replaced, new in changes:
@@ -333,11 +336,14 @@ def paths(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, .
     return [p for k, v in items for p in [(*at, k), *paths(v, (*at, k))]]
 
 
+@examples
 @some.many
-@given(st.data(), st.sampled_from(EXAMPLES))
+@given(data=st.data())
 def test_values_changed_at_random(data: st.DataObject, document: Document) -> None:
     path = data.draw(st.sampled_from(paths(json.loads(document.to_json()))))
-    read_or_refuse(type(document), edited(document, list(path), data.draw(json_values | numbers)))
+    changed = edited(document, list(path), data.draw(json_values | numbers))
+    read = read_or_refuse(type(document), changed)
+    assert read is None or type(document).from_json(read.to_json()) == read
 
 
 @some.costly
