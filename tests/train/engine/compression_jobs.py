@@ -27,7 +27,7 @@ from syncline.train.stages import Stage
 from tests.timeouts import TIMEOUT
 from tests.train.jobs import OPTIMIZERS, batch, measured_as, plain_plan, steps_to_steady, train
 from tests.train.models import MODELS
-from tests.train.sparse.jobs import MARK, Found, marked_memories, telling
+from tests.train.sparse.jobs import MARK, Found, marked_memories, telling, weights_of
 
 Given = str | dict[str, Any]  # a type of fewer bits, or the arguments of a recipe
 
@@ -61,15 +61,11 @@ def at_step_30(given: Given, **wrapper: Any) -> Found:
     return end_of(ddp)
 
 
-def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.module.named_parameters()}
-
-
 def end_of(ddp: DistributedDataParallel) -> Found:
     """Return what can be compared bit for bit; of the ranks of a training only the parameters."""
     state = ddp.compression_state_dict()
     return {
-        "parameters": parameters_of(ddp),
+        "parameters": weights_of(ddp.module),
         "buffers": {name: values.clone() for name, values in ddp.module.named_buffers()},
         "residuals": state.get("residuals", {}),
         "step": state.get("step"),
@@ -127,7 +123,7 @@ def stepped_ahead(kind: str, overlap: str | None = None) -> Found:
         model.overlap(optimizer)
     train(model, optimizer, 30)
     return {
-        "parameters": parameters_of(model),
+        "parameters": weights_of(model.module),
         "residuals": state_dict()["residuals"],
         "defers": getattr(model, "defers", False),
     }
@@ -198,7 +194,7 @@ def decides_for_a_hook(wire: Rounded) -> Found:
     return {
         "baseline": ddp.run_record().baseline.name,
         "rounded": all(p.grad.to(kind).float().equal(p.grad) for p in ddp.parameters()),
-        "parameters": parameters_of(ddp),
+        "parameters": weights_of(ddp.module),
     }
 
 
@@ -411,7 +407,7 @@ def scaled(kind: str, recipe: Found, bad: int, several: int = 1, ahead: bool = F
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()
-        net[scaling] = parameters_of(model)
+        net[scaling] = weights_of(model.module)
         states[scaling] = state_dict()
     factor = states[True]["scale"]
     assert factor > 1
@@ -442,5 +438,5 @@ def scaled_in_8_bits(steps: int, bad: int) -> Found:
         "scales": scales,
         "scale": state["scale"],
         "largest": max(float(r.abs().max()) for r in state["residuals"].values()) / state["scale"],
-        "parameters": parameters_of(ddp),
+        "parameters": weights_of(ddp.module),
     }
