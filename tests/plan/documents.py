@@ -118,4 +118,8 @@ def prediction(planner: str, iteration_s: float, *, computation_s: float = 0.1) 
     return msgspec.structs.replace(row, planner=planner, iteration_s=iteration_s, **times)
 
 
+def rate(iteration_s: float, noise_s: float = 0.1) -> Rate:
+    return Rate(name="any", iteration_s=iteration_s, noise_s=noise_s, iterations=20)
+
+
 EXAMPLES: tuple[Document, ...] = (PROFILE, NETWORK, PLAN, TIMELINE, COMPARISON, RUN)

@@ -8,13 +8,8 @@ import msgspec
 import pytest
 
 from syncline.errors import FileError
-from syncline.plan.run import Rate, Run
-from tests.plan.documents import RUN
-
-
-def rate(iteration_s: float) -> Rate:
-    return Rate(name="any", iteration_s=iteration_s, noise_s=0.1, iterations=10)
-
+from syncline.plan.run import Run
+from tests.plan.documents import RUN, rate
 
 BOTH: dict[str, object] = {"baseline": rate(2.0), "planned": rate(1.6)}
 BOTH |= {"predicted_baseline_s": 2.2, "predicted_planned_s": 1.2}

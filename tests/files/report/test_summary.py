@@ -12,14 +12,11 @@ from syncline.files.report.bundle import Bundle
 from syncline.files.report.summary import Summary, network_facts, summarise, timeline_facts
 from syncline.files.report.verdict import figure_text
 from syncline.plan.network import Measurement, Network
-from syncline.plan.run import Decision, PhaseSpan, Rate, Run
+from syncline.plan.run import Decision, PhaseSpan, Run
+from tests.plan.documents import rate
 from tests.words import assert_tells
 
 change = msgspec.structs.replace
-
-
-def _rate(iteration_s: float, noise_s: float) -> Rate:
-    return Rate(name="x", iteration_s=iteration_s, noise_s=noise_s, iterations=50)
 
 
 def test_a_phase_costs_what_it_takes_beyond_final_iterations(bundle: Bundle) -> None:
@@ -32,8 +29,8 @@ def test_a_phase_costs_what_it_takes_beyond_final_iterations(bundle: Bundle) -> 
             ("steady", 16, 5, 4.0),
         )
     )
-    final = _rate(0.8, 0.01)
-    run = change(bundle.run, phases=spans, steady=final, baseline=_rate(1.2, 0.01), planned=final)
+    final = rate(0.8, 0.01)
+    run = change(bundle.run, phases=spans, steady=final, baseline=rate(1.2, 0.01), planned=final)
 
     def costs(run: Run) -> dict[str, float | None]:
         phases = summarise(Bundle(run=run)).run.phases
@@ -67,8 +64,8 @@ def test_a_decision_is_told_with_its_reason(
         bundle.run,
         decision=decision,
         reason="because.",
-        baseline=_rate(1.0, 0.01),
-        planned=_rate(planned_s, 0.006),
+        baseline=rate(1.0, 0.01),
+        planned=rate(planned_s, 0.006),
         predicted_planned_s=0.784,
         predicted_baseline_s=0.99,
         messages=7,

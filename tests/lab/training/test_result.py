@@ -28,23 +28,19 @@ from syncline.lab.training.result import (
     summary_text,
 )
 from syncline.plan.prediction import Suggestion
-from syncline.plan.run import Rate, Run
+from syncline.plan.run import Rate
 from syncline.train.log import announce
+from tests.plan import documents
 from tests.timeouts import wait_until
 from tests.words import assert_tells
 from tests.workers import WorkerPool
 
 CONFIG = TrainingConfig.of("resnet20", "digits", baseline=True, checkpoint="ck", report="out")
 
-RUN = Run(
+RUN = msgspec.structs.replace(
+    documents.RUN,
     model="resnet20",
-    workers=2,
-    backend="gloo",
-    machine="a machine",
-    decision="planned",
     reason="merge was predicted to gain 10 %",
-    planner="merge",
-    messages=3,
     baseline=Rate(name="DDP", iteration_s=0.022, noise_s=0.001, iterations=12),
     planned=Rate(name="merge", iteration_s=0.020, noise_s=0.001, iterations=200),
     predicted_baseline_s=0.023,
