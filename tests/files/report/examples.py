@@ -14,10 +14,11 @@ from syncline.plan.network import Contention, Link, Measurement, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
 from syncline.plan.prediction import Comparison
-from syncline.plan.profile import Baseline, Gradient, Operation, Phase, Profile
+from syncline.plan.profile import Baseline, Gradient, Phase, Profile
 from syncline.plan.run import Event, PhaseSpan, RankMemory, Rate, Run
 from syncline.plan.simulator.predict import predict
 from syncline.plan.timeline import COMMUNICATION, Timeline
+from tests.strategies import in_sequence
 
 WORKERS = 4
 WIDTHS = (64, 128, 256, 512)
@@ -48,34 +49,21 @@ def _layers() -> Iterator[tuple[str, tuple[tuple[str, int], ...], float]]:
 def make_profile() -> Profile:
     """Return the profile: about 190 ms forward and 370 ms backward, 62 gradients of 46.8 MB."""
     layers = list(_layers())
-    operations = [Operation(name="batch", phase="data", duration_s=0.004)]
-    needed: dict[str, int] = {}
+    steps: list[tuple[str, Phase, float]] = [("batch", "data", 0.004), ("images", "copy", 0.0025)]
+    steps += [(name, "forward", time * 1.35e-3) for name, _, time in layers]
+    needed = {name: index for index, (name, _, _) in enumerate(steps)}
     gradients = []
-
-    def add(name: str, phase: Phase, seconds: float) -> int:
-        after = (len(operations) - 1,)
-        operations.append(Operation(name=name, phase=phase, duration_s=seconds, after=after))
-        return len(operations) - 1
-
-    add("images", "copy", 0.0025)
-    for name, _, time in layers:
-        needed[name] = add(name, "forward", time * 1.35e-3)
     for name, parameters, time in reversed(layers):
-        ready = {"ready_after": add(name, "backward", time * 2.6e-3), "needed_by": needed[name]}
+        ready = {"ready_after": len(steps), "needed_by": needed[name]}
+        steps.append((name, "backward", time * 2.6e-3))
         gradients += [
             Gradient(name=f"{name}.{parameter}", elements=elements, **ready)
             for parameter, elements in reversed(parameters)
         ]
-    add("SGD.step", "update", 0.021)
-    return Profile(
-        model="resnet18",
-        device="cpu",
-        workers=WORKERS,
-        iterations=40,
-        operations=tuple(operations),
-        gradients=tuple(gradients),
-        baseline=Baseline(iteration_s=0.7118, noise_s=0.0031, iterations=40),
-    )
+    steps.append(("SGD.step", "update", 0.021))
+    baseline = Baseline(iteration_s=0.7118, noise_s=0.0031, iterations=40)
+    made = in_sequence(steps, gradients)
+    return change(made, model="resnet18", workers=WORKERS, iterations=40, baseline=baseline)
 
 
 def make_network() -> Network:
