@@ -18,9 +18,10 @@ from syncline.lab.training.data.sampling import Batch
 from syncline.lab.training.group import Worker
 from syncline.lab.training.replica import Replica, learning_rate_factor, scheduler, sgd
 from syncline.lab.training.task import task_of
-from syncline.plan.plan import Message, Plan, Tensor
+from syncline.plan.plan import Plan
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.overlap.pending import is_pending
+from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
 from tests.workers import WorkerPool
 
 
@@ -70,20 +71,9 @@ def test_another_replica_changes_nothing(workers: WorkerPool) -> None:
 
 def held_back(module: nn.Module) -> Plan:
     """Return a plan whose one message is still under way when the update is asked for."""
-    gradients: list[tuple[str, nn.Parameter]] = []
-    for named in module.named_parameters():
-        named[1].register_post_accumulate_grad_hook(lambda _, named=named: gradients.append(named))
-    module(torch.zeros(2, 3, 8, 8)).sum().backward()
-    module.zero_grad()
-    elements = sum(p.numel() for _, p in gradients)
-    return Plan(
-        planner="by hand",
-        model=type(module).__name__,
-        workers=2,
-        tensors=tuple(Tensor(name=name, elements=p.numel()) for name, p in gradients),
-        messages=(Message(start=0, stop=elements, delay_s=0.05),),
-        wait="need",
-    )
+    order = ready_order(module, lambda net: net(torch.zeros(2, 3, 8, 8)).sum())
+    whole = sum(p.numel() for p in module.parameters())
+    return plan_of(module, order, 2, Style(piece_elements=whole, delay_s=0.05, in_flight=1))
 
 
 def pending_after_a_block(*, beside_another: bool, overlap: bool) -> tuple[bool, bool, bool, float]:
