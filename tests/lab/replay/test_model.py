@@ -15,11 +15,11 @@ from torch import nn
 
 from syncline.lab.replay import model
 from syncline.lab.replay.model import Replayed, ReplayedOptimizer, gradient_value, module_names
-from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.profile import Gradient, Profile
 from tests import strategies as some
 from tests.lab.replay.examples import layers
 from tests.lab.replay.fake import FakeTime
+from tests.plan.documents import PLAN
 
 MS = 1_000_000
 
@@ -232,14 +232,9 @@ def test_all_attributes_of_the_module_are_reserved() -> None:
 
 
 def test_a_plan_follows() -> None:
-    plan = Plan(
-        planner="by hand",
-        model="some",
-        workers=2,
-        tensors=(Tensor(name="fc", elements=3), Tensor(name="conv.weight", elements=4)),
-        messages=(Message(start=0, stop=7),),
-    )
-    names = module_names([tensor.name for tensor in plan.tensors])
+    names = module_names(["fc", "conv.weight"])
+    tensors = (msgspec.structs.replace(t, name=n) for t, n in zip(PLAN.tensors, names, strict=True))
+    plan = msgspec.structs.replace(PLAN, tensors=tuple(tensors))
     renamed = model.renamed_plan(plan, names)
     assert [t.name for t in renamed.tensors] == ["fc.weight", "conv.weight"]
     assert renamed.messages == plan.messages
