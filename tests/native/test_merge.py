@@ -18,15 +18,13 @@ Row = tuple[int, float, float]
 @some.few
 @given(some.integer_curves(), st.lists(st.integers(0, 10_000), max_size=20))
 def test_costs_are_the_curves_to_the_nanosecond(curve: some.IntegerCurve, sizes: list[int]) -> None:
-    segments = [(start, cost * 1e-9, slope * 1e-9) for start, cost, slope in curve.segments]
-    assert _native.costs(sizes, segments) == [curve.cost_ns(size) for size in sizes]
+    assert _native.costs(sizes, curve.curve().rows()) == [curve.cost_ns(size) for size in sizes]
 
 
 @some.few
 @given(some.curves(), st.lists(st.integers(0, 1 << 40), min_size=1, max_size=20))
 def test_costs_are_the_models(curve: CostCurve, sizes: list[int]) -> None:
-    segments = [(s.start_bytes, s.cost_s, s.s_per_byte) for s in curve.segments]
-    for size, found in zip(sizes, _native.costs(sizes, segments), strict=True):
+    for size, found in zip(sizes, _native.costs(sizes, curve.rows()), strict=True):
         expected = min(curve.seconds(size) * 1e9, LONGEST + 1)
         assert found == pytest.approx(expected, rel=1e-12, abs=0.51)
 
