@@ -216,17 +216,18 @@ def dies_after_step_and_the_error_is_caught(place: Place) -> None:
     say(first=first, reads=[error_of(read) for read in reads])
 
 
+def rank_1_dies(place: Place) -> None:
+    """Let rank 1 die here, once rank 0 has come as far."""
+    if place.rank == 1:
+        place.await_("rank 0 is here")
+        die()
+    place.tell("rank 0 is here")
+
+
 def dies_in_backward(place: Place, wait: Wait, step: int) -> None:
-    """Rank 1 dies between two of its gradients, once rank 0 has come as far."""
+    """Rank 1 dies between two of its gradients."""
     training = begin(place, step, wait=wait)
-
-    def reached(_: torch.Tensor) -> None:
-        if place.rank == 1:
-            place.await_("backward")
-            die()
-        place.tell("backward")
-
-    training.net[1].weight.register_hook(reached)
+    training.net[1].weight.register_hook(lambda _: rank_1_dies(place))
     training.step(2)
 
 
@@ -249,12 +250,9 @@ def dies_at_first(place: Place, step: int) -> None:
 
 
 def dies_before_construction(place: Place) -> None:
-    """Rank 1 dies before it wraps its model, once both ranks are in the group."""
+    """Rank 1 dies before it wraps its model."""
     join(place)
-    if place.rank == 1:
-        place.await_("joined")  # while rank 0 connects, the error would be Gloo's
-        die()
-    place.tell("joined")
+    rank_1_dies(place)  # while rank 0 connects, the error would be Gloo's
     Training(place)
 
 
