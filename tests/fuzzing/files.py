@@ -116,17 +116,14 @@ def _timeline(file: Path, out: Path, number: int) -> list[Command]:
 
 
 def _reported(file: Path, out: Path, number: int) -> list[Command]:
-    del number
     return [*_show(file), *_report(file, out)]
 
 
 def _shown(file: Path, out: Path, number: int) -> list[Command]:
-    del out, number
     return _show(file)
 
 
 def _choices(file: Path, out: Path, number: int) -> list[Command]:
-    del number
     # The cache that XDG_CACHE_HOME names; see the runner.
     return [*_show(file), ("tune --show", ["tune", "--show", "--page", str(out / "c.html")])]
 
@@ -312,12 +309,10 @@ def _load_states(file: Path, workers: int) -> None:
 
 
 def _resumed(file: Path, out: Path, number: int) -> list[Command]:
-    del out, number
     return [("train --resume", lambda: _resume(file))]
 
 
 def _state_read(file: Path, out: Path, number: int) -> list[Command]:
-    del out
     workers = 1 + number % 3
     return [("train --resume --compression", lambda: _load_states(file, workers))]
 
