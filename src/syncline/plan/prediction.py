@@ -134,13 +134,6 @@ class Prediction(Value, frozen=True, kw_only=True):
         return self.iteration_s, self.communication_s, self.messages
 
     @property
-    def exposed_fraction(self) -> float:
-        """Share of the communication that is not hidden behind computation (0 to 1)."""
-        if self.communication_s <= 0:
-            return 0.0
-        return min(max(self.exposed_s / self.communication_s, 0.0), 1.0)
-
-    @property
     def slowdown(self) -> float:
         """The iteration time over that without other jobs."""
         alone_s = self.sharing.alone_s if self.sharing else 0.0

@@ -50,7 +50,7 @@ def planners_section(planners: summary.PlannerTable) -> Html:
         Column(f"Iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
         Column("90 % interval", lambda r: time.between(r.interval_s), numeric=True, wide=True),
         Column("Messages", lambda row: str(row.messages), numeric=True, wide=True),
-        Column("Exposed, ms", lambda row: f"{row.exposed_s * 1e3:.1f}", numeric=True),
+        Column("Added, ms", lambda row: f"{row.exposed_s * 1e3:.1f}", numeric=True),
         Column("Above bound", lambda row: units.percent(row.distance_to_bound), numeric=True),
     ]
     marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)
@@ -61,9 +61,9 @@ def planners_section(planners: summary.PlannerTable) -> Html:
         note(
             f"Predicted for {planners.network}, {units.counted(planners.workers, 'worker')}. ",
             tag("span", class_="swatch k-backward"),
-            " computing, ",
+            " computing alone, ",
             tag("span", class_="swatch exposed"),
-            " communication that nothing hides, ",
+            " what messages add to it, ",
             tag("span", class_="swatch tick"),
             " the lower bound: no schedule can be faster.",
         ),
@@ -324,7 +324,7 @@ def memory_section(memory: Sequence[RankMemory]) -> Html:
         Column("Parameters", lambda r: units.size(r[1].parameters_bytes), numeric=True, wide=True),
         Column("Gradients", lambda r: units.size(r[1].gradients_bytes), numeric=True, wide=True),
         Column("State", lambda r: units.size(r[1].state_bytes), numeric=True),
-        Column("predicted", lambda r: units.size(r[1].predicted_state_bytes), numeric=True),
+        Column("State, predicted", lambda r: units.size(r[1].predicted_state_bytes), numeric=True),
         Column("Peak", lambda row: units.size(row[1].peak_bytes), numeric=True),
     ]
     return section(

@@ -221,8 +221,8 @@ def _predicted_figures(bundle: Bundle) -> Iterator[KeyFigure]:
             note += f"; 90 % interval: {units.between(prediction.interval_s)}"
         yield KeyFigure("predicted", "Predicted", predicted_s, "s", note=note)
     if prediction:
-        note = f"{units.percent(prediction.exposed_fraction)} of the communication is not hidden"
-        yield KeyFigure("exposed", "Exposed communication", prediction.exposed_s, "s", note=note)
+        note = f"beyond the {units.duration(prediction.computation_s)} of computing alone"
+        yield KeyFigure("exposed", "Added by messages", prediction.exposed_s, "s", note=note)
         above = prediction.distance_to_bound
         if above < 1:  # a bound of less than half of the iteration says nothing about it
             note = f"no schedule can be below {units.duration(prediction.lower_bound_s)}"
