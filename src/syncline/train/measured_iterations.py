@@ -46,6 +46,7 @@ class MeasuredIterations:
         """Whether a forward pass that trains has begun since the last iteration ended."""
         self._accumulates = False
         """Whether all forward passes of this iteration so far only accumulate gradients."""
+        self._has_noted = False  # whether this iteration's beginning ended an observed one
         self._timed: Sample | None = None  # the last sample of the reducer's timers
         self._start: Any = None
         self.stage = stage
@@ -120,7 +121,7 @@ class MeasuredIterations:
             # Another forward pass before the same backward pass: the iteration begins again here,
             # and the earlier passes count as time between iterations.
             again = observer.begin()
-            if again is not None and self._observed:
+            if again is not None and self._has_noted:
                 iteration, recorded = self._observed[-1]
                 self._observed[-1] = iteration._replace(end_stamp=again.end_stamp), recorded
         else:
@@ -134,6 +135,7 @@ class MeasuredIterations:
         finished, recorded = observer.begin(), self._reducer.executor.recorded()
         if finished is not None and self.done > self.stage.warmup:
             self._observed.append((finished, recorded))
+            self._has_noted = True
 
     def end_forward(self, forward: Forward, output: Any) -> None:
         """Call when a forward pass has ended."""
@@ -178,7 +180,7 @@ class MeasuredIterations:
         self._start = stamp
 
     def _count(self) -> None:
-        self._in_iteration = self._accumulates = False
+        self._in_iteration = self._accumulates = self._has_noted = False
         self.done += 1
 
     def _note_computing(self) -> None:
