@@ -188,8 +188,10 @@ def require_memory(profile: Profile, workers: int) -> None:
 
 def _available_bytes() -> int:
     """Return how much memory this machine has left."""
-    facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(facts["MemAvailable"].removesuffix("kB")) * 1024
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager

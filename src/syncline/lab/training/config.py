@@ -96,7 +96,7 @@ def is_sparse(compression: str | None) -> bool:
 
 def require_compression(name: str) -> None:
     """Raise a UserError for an unknown ``--compression``."""
-    require_known("compression", name, COMPRESSIONS, also={*_ALGORITHMS, *_TYPES})
+    require_known("compression", name, COMPRESSIONS, also=(*_ALGORITHMS, *_TYPES))
 
 
 def compression_named(name: str, density: float | None, **settings: Any) -> Compression:
