@@ -5,6 +5,8 @@
 // up to a bound. They are not zeroed, because every element is written before it is read.
 #pragma once
 
+#include <pthread.h>
+
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -23,7 +25,12 @@ class BlockCache {
 
     // Of the process. It is never destroyed: arrays of the interpreter may outlive everything.
     static BlockCache& shared() {
-        static auto* cache = new BlockCache;
+        static auto* cache = [] {
+            // A forked process must not wait for a lock whose owner it does not have.
+            pthread_atfork([] { shared().mutex_.lock(); }, [] { shared().mutex_.unlock(); },
+                           [] { shared().mutex_.unlock(); });
+            return new BlockCache;
+        }();
         return *cache;
     }
 

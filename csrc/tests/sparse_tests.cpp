@@ -1,5 +1,9 @@
 // Tests of selection, merging and the code of indices, for the sanitizers.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -7,6 +11,7 @@
 #include <limits>
 #include <random>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
@@ -381,8 +386,30 @@ void test_recycled_memory() {
     CHECK(copy == values);
 }
 
+// Even if another thread had the lock of the freed blocks when the process was forked.
+void test_forked_processes_free_memory() {
+    using Block = syncline::RecycledVector<float>;
+    std::atomic<bool> done = false;
+    std::thread busy([&] {
+        while (!done) Block(syncline::BlockCache::least_bytes);
+    });
+    for (int i = 0; i < 300; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(30);
+            Block(syncline::BlockCache::least_bytes);
+            _exit(0);
+        }
+        int status = 0;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    done = true;
+    busy.join();
+}
+
 int main() {
     test_recycled_memory();
+    test_forked_processes_free_memory();
     test_selection_is_exact();
     test_any_hint_is_exact();
     test_reuse_keeps_its_bound();
