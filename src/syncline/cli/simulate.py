@@ -141,7 +141,8 @@ def simulate(
             raise UserError("--calibrate plans for other worker counts; leave --plan out")
         named = () if planners is None else tuple(planners.values())
         ran = named[0] if len(named) == 1 else partial(planned, Ddp.NAME, defers=overlap)
-        found = calibrated(loaded, base, sweep.measured_iterations(calibrate), ran)
+        times_s = sweep.measured_iterations(calibrate)
+        found = calibrated(loaded, base, times_s, ran, track=sweep.tracked)
         base, notes = found.network, (*notes, found.note)
     trained = with_sharding(loaded, base.workers) if shard else loaded
     if sweep.is_plain(asked) and report is None and point is None:

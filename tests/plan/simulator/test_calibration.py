@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from syncline.errors import UserError
@@ -49,7 +51,9 @@ def test_the_link_is_found_from_iterations_on_it(factor: float) -> None:
 
 def test_the_link_fits_noisy_iterations_in_the_mean() -> None:
     times_s = measured(slower(4.0), 4, 8, 16, 32, noise=0.03)
-    found = calibrated(PROFILE, GIVEN, times_s, Ddp().plan)
+    track = Mock(side_effect=iter)
+    found = calibrated(PROFILE, GIVEN, times_s, Ddp().plan, track=track)
+    track.assert_called_once()  # with what takes most of the time
     assert found.factor == pytest.approx(4.0, rel=0.03)
     errors = list(found.errors.values())
     assert max(errors) > 0.015

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -52,13 +52,15 @@ def calibrated(
     network: Network,
     measured_s: Mapping[int, float],
     planner: Callable[[Profile, Network], Plan],
+    track: Callable[[Sequence[float]], Iterable[float]] = iter,
 ) -> Calibration:
     """Return the network with its link scaled so that it explains measured iterations.
 
     One factor scales latency and time per byte alike: the one with the least squares of the
     logarithms of predicted over measured. ``measured_s`` are the seconds of an iteration by worker
-    count, at least one, and ``planner`` makes the plan that they ran under. Raise UserError if no
-    link explains the times, or they do not depend on the network.
+    count, at least one, and ``planner`` makes the plan that they ran under. ``track`` wraps the
+    factors that are tried first, so that a progress bar can follow. Raise UserError if no link
+    explains the times, or they do not depend on the network.
     """
 
     def errors(factor: float) -> dict[int, float]:
@@ -75,7 +77,8 @@ def calibrated(
 
     limit = math.log(LARGEST_FACTOR)
     grid = [limit * (2 * step / STEPS - 1) for step in range(STEPS + 1)]
-    best = min(grid, key=lambda logarithm: (round(loss(logarithm), 12), abs(logarithm)))
+    losses = {logarithm: round(loss(logarithm), 12) for logarithm in track(grid)}
+    best = min(grid, key=lambda logarithm: (losses[logarithm], abs(logarithm)))
     if abs(best) == limit:
         off = ", ".join(f"{e:+.0%} at {count}" for count, e in errors(math.exp(best)).items())
         raise UserError(
