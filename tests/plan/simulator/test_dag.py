@@ -215,8 +215,9 @@ def test_jitter_is_seeded_and_has_an_error() -> None:
     assert first == again
     assert first.iteration_s != other.iteration_s
     assert 0 < first.error_s < 0.1 * first.iteration_s
-    # Everybody waits for the slowest of four each time.
+    # Everybody waits for the slowest of four each time, which is not communication.
     assert first.iteration_s > 20_200 * NS
+    assert first.exposed_s == pytest.approx(200 * NS)
 
 
 def test_more_than_the_clock_holds() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from syncline.plan.cost import CostCurve
-from syncline.plan.network import Network
+from syncline.plan.network import Link, Network
 from syncline.plan.plan import Plan
 from syncline.plan.prediction import Prediction, Sharing
 from syncline.plan.profile import NOT_COMPUTED, Profile
@@ -78,8 +78,14 @@ def predict_iteration_s(
 
 
 def predict_computation_s(scenario: Scenario) -> float:
-    """Return the iteration time without communication."""
-    profile, _, strategy, workers = scenario
+    """Return the iteration time if messages took no time."""
+    profile, network, strategy, workers = scenario
+    if workers.jitter:
+        # Workers wait for one another in each iteration; that is not communication.
+        link = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
+        free = Network.of_link(link, workers=network.workers, name="free")
+        plan = Plan.merging("free", profile, network.workers, [len(profile.gradients) - 1])
+        return steady_state(scenario._replace(network=free), plan).period_ns / NS_PER_S
     simple = workers == ALIKE and strategy == DEFAULT_STRATEGY and not profile.has_lanes
     order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
     if simple and order == sorted(order):  # it reads, copies and computes, one after the other

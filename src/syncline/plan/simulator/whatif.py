@@ -11,11 +11,10 @@ import msgspec
 from syncline.errors import UserError
 from syncline.plan.cost import CostCurve
 from syncline.plan.exchange import Exchange
-from syncline.plan.network import Link, Network
+from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.prediction import Prediction
 from syncline.plan.profile import Profile
-from syncline.plan.quantities import NS_PER_S
 from syncline.plan.simulator.dag import Scenario
 from syncline.plan.simulator.predict import predict_computation_s, prediction_of
 from syncline.plan.simulator.steady import Steady, steady_state
@@ -179,7 +178,7 @@ class WhatIfSimulator:
         """Yield the same of several planners."""
         profile = self.profile_at(change)
         circumstances = Scenario(profile, network, change.strategy, change.behaviour)
-        computation_s = _computation_s(circumstances)
+        computation_s = predict_computation_s(circumstances)
         slowest = max(c.factor for c in change.behaviour.classes(network.workers))
         seen = as_planned(profile, change.strategy, slowest)
         for name in planners:
@@ -216,18 +215,6 @@ class WhatIfSimulator:
             unloaded = alone._replace(profile=without_loading(profile))
             self._alone_s[key] = predict_computation_s(alone), predict_computation_s(unloaded)
         return self._alone_s[key]
-
-
-def _computation_s(scenario: Scenario) -> float:
-    """Return the iteration time if messages took no time."""
-    # With jitter, workers wait for one another in each iteration; that is not communication.
-    if not scenario.workers.jitter:
-        return predict_computation_s(scenario)
-    profile, workers = scenario.profile, scenario.network.workers
-    link = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
-    free = Network.of_link(link, workers=workers, name="free")
-    plan = Plan.merging("free", profile, workers, [len(profile.gradients) - 1])
-    return steady_state(scenario._replace(network=free), plan).period_ns / NS_PER_S
 
 
 def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> CostCurve:
