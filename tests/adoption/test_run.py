@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -196,3 +198,10 @@ def test_what_cannot_be_started(
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=said):
         CliRunner().invoke(cli, ["run", *arguments], catch_exceptions=False)
+
+
+def test_a_folder_of_path_may_be_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # the kernel's, of the folder
+    monkeypatch.setattr(os, "execvpe", Mock(side_effect=denied))
+    with pytest.raises(UserError, match="no-such-program cannot be started: No such file"):
+        CliRunner().invoke(cli, ["run", "no-such-program"], catch_exceptions=False)

@@ -12,6 +12,7 @@ import click
 
 from syncline.cli.train import NAMES, training_options
 from syncline.errors import UserError
+from syncline.lab.testbed.sandbox import reason_of
 from syncline.lab.training.config import (
     DENSE_BELOW,
     compression_named,
@@ -97,11 +98,13 @@ def start(command: tuple[str, ...], variables: dict[str, str], *, module: bool) 
         unbuffered = ["-u"] if getattr(sys.__stdout__, "write_through", False) else []
         flags = [*unbuffered, *_args_from_interpreter_flags()]
         words = [sys.executable, *flags, *(["-m"] if module else []), *words]
+    environment = {**os.environ, **variables}
     sys.stdout.flush()
     try:
-        os.execvpe(words[0], words, {**os.environ, **variables})
+        os.execvpe(words[0], words, environment)
     except OSError as error:
-        raise UserError(f"{words[0]} cannot be started: {error.strerror}") from None
+        reason = reason_of(error, words[0], environment)
+        raise UserError(f"{words[0]} cannot be started: {reason}") from None
 
 
 def _compression(name: str | None, density: float | None) -> Compression | None:
