@@ -12,7 +12,7 @@ import click
 
 from syncline.cli.train import NAMES, training_options
 from syncline.errors import UserError
-from syncline.lab.testbed.sandbox import reason_of
+from syncline.lab.processes import reason_of
 from syncline.lab.training.config import (
     DENSE_BELOW,
     compression_named,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -29,6 +30,22 @@ if os.getppid() == int(sys.argv[1]):  # else the parent has ended already
 """
 """Program that asks the kernel to kill it when its parent ends, and then executes a command. Python
 code between fork and exec could do so too, but can deadlock if the parent has threads."""
+
+
+def reason_of(error: Exception, command: str, environment: dict[str, str]) -> str:
+    """Return why a command cannot be run; that it does not exist, if no folder of PATH has it.
+
+    The kernel's error would be about a folder of PATH that may not be read, if there is one.
+    """
+    if isinstance(error, PermissionError) and not (
+        "/" in command
+        or any(
+            os.path.exists(os.path.join(folder, command))  # noqa: PTH110, PTH118 - never raises
+            for folder in os.get_exec_path(environment)
+        )
+    ):
+        return os.strerror(errno.ENOENT)
+    return getattr(error, "strerror", None) or str(error)
 
 
 class LocalProcess:

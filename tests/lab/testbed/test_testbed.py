@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from syncline.errors import PeerError, UserError
+from syncline.lab.processes import reason_of
 from syncline.lab.testbed import Cluster, Testbed, kernel
 from syncline.lab.testbed.control import Place
-from syncline.lab.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, reason_of
+from syncline.lab.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS
 from tests.timeouts import DEADLINE_S, wait_until
 from tests.words import assert_tells
 

@@ -11,7 +11,6 @@ cluster, and two clusters cannot meet.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from syncline.lab.processes import reason_of
 from syncline.lab.testbed import kernel
 
 READY = "ready"
@@ -253,22 +253,6 @@ class _Server:
         control = self._controls.pop(process)
         self._selector.unregister(control)
         control.close()
-
-
-def reason_of(error: Exception, command: str, environment: dict[str, str]) -> str:
-    """Return why a command cannot be run; that it does not exist, if no folder of PATH has it.
-
-    The kernel's error would be about a folder of PATH that may not be read, if there is one.
-    """
-    if isinstance(error, PermissionError) and not (
-        "/" in command
-        or any(
-            os.path.exists(os.path.join(folder, command))  # noqa: PTH110, PTH118 - never raises
-            for folder in os.get_exec_path(environment)
-        )
-    ):
-        return os.strerror(errno.ENOENT)
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _answer(control: socket.socket, **words: Any) -> None:
