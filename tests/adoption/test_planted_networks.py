@@ -19,7 +19,7 @@ from torch import nn
 
 class Layer(nn.Linear):
     def forward(self, x):
-        time.sleep(0.002 * (dist.get_rank() == int(sys.argv[1])))
+        time.sleep(0.02 * (dist.get_rank() == int(sys.argv[1])))
         return torch.tanh(super().forward(x))
 
 torch.set_num_threads(1)
