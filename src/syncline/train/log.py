@@ -48,6 +48,12 @@ def announce(text: str) -> None:
     unset = own.level == logging.NOTSET and own.manager.disable < logging.INFO
     above = own.getEffectiveLevel() - logging.WARNING
     if unset and (above == 0 or (above < 0 and not own.hasHandlers())):
-        print(f"syncline: {text}", file=sys.stderr, flush=True)
+        line = f"syncline: {text}"
+        # A progress bar of tqdm leaves the cursor at its end: its own `write` goes above the bar.
+        if (bar := getattr(sys.modules.get("tqdm"), "tqdm", None)) is not None:
+            bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr)
+        sys.stderr.flush()
     else:
         logger.info("%s", text)
