@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.torch_private import TorchDDP, disable_dynamo, version_of
-from syncline.train.log import warn
+from syncline.train.log import about, warn
 from syncline.train.measure.gradient_hooks import GradientHooks, weakly
 from syncline.train.overlap.pending import is_pending
 from syncline.train.wrapped import Wrapped
@@ -49,12 +49,13 @@ class UnexchangedWatch:
     def _reached(self, index: int, *_: object) -> None:
         """Note that a parameter gets a gradient although the wrapper has prepared no exchange."""
         if self._is_certain(self._parameters[index]) and not self._has_other_wrapper():
-            warn(
+            text = (
                 f"an optimizer has updated the parameters {LEAST_UPDATES} times, but the forward "
                 "pass of the wrapper was never called, so that nothing exchanges their gradients "
                 "and every rank trains a model of its own; call the wrapper itself, not its "
                 ".module or the model that was wrapped"
             )
+            warn(about(self._job.module, text))
 
     def check(self) -> None:
         """Call at the end of a backward pass whose gradients were exchanged."""
@@ -74,13 +75,14 @@ class UnexchangedWatch:
         ]
         if certain and not self._has_other_wrapper():
             names = ", ".join(map(repr, certain[:3])) + (", ..." if len(certain) > 3 else "")
-            warn(
+            text = (
                 f"an optimizer updates parameters whose gradients nothing exchanges ({names}), so "
                 "that every rank has values of its own: they did not require gradients when the "
                 "model was wrapped, or were not there yet; wrap the model again after "
                 "requires_grad_(True), or name them in _ddp_params_and_buffers_to_ignore if their "
                 "values may differ"
             )
+            warn(about(self._job.module, text))
 
     def _is_certain(self, parameter: torch.Tensor) -> bool:
         """Note that a parameter has a gradient; say whether it was updated often enough."""

@@ -81,7 +81,7 @@ class _Conversion:
         """Convert a wrapper to ours; if that is impossible, warn on rank 0 with the reason."""
         # Imported here, so that processes that train nothing need not wait for it.
         from syncline.train.ddp import DistributedDataParallel
-        from syncline.train.log import warn
+        from syncline.train.log import about, warn
 
         asked = self._request
         if asked.advises and self._converted:
@@ -101,7 +101,7 @@ class _Conversion:
                     overlap_optimizers=True,
                 )
         except (UserError, MismatchError) as error:
-            warn(f"this model was not converted: {error}")
+            warn(about(wrapper.module, f"this model was not converted: {error}"))
             return False
         self._converted += 1
         _follow_lightning()
