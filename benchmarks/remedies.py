@@ -1,43 +1,40 @@
 """What ``syncline advise`` predicts for public scripts, beside what its remedies then do.
 
 ``--manifest`` names a JSON file that lists scripts: ``name``, ``cwd``, ``command`` (the script and
-its arguments), ``environment``, ``repository`` and ``commit``, and optionally ``accumulated``: more
-arguments, with which it takes an optimizer step after 4 batches. For each script and rate, in
-turns: ``advise`` observes the unmodified script on emulated hosts, and it runs under DDP and under
-each remedy. Every advice is compared with the medians over all rounds. Results are kept turn by
-turn, so the same command goes on where it stopped.
+its arguments, for at least 300 steps), ``environment``, ``repository`` and ``commit``, and
+optionally ``accumulated``: more arguments, with which it takes an optimizer step after 4 batches.
+For each script and rate, ``advise`` observes the unmodified script on emulated hosts, before the
+rounds and after them. It trains under DDP and under each remedy in turns; both advices are compared
+with the medians over all rounds. A cell is kept once it is measured, so the same command goes on
+where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks import raw
 from benchmarks.common import RESULTS, machine, median
+from benchmarks.contestant import Contestant
 from benchmarks.step_results import today
 from syncline.lab.testbed import Cluster, Testbed
 from syncline.plan.advice import Advice
 
-ROOT = Path(__file__).parents[1]
 RATES = ("100mbit", "250mbit", "1gbit")
-WARM_UP, STEPS = 8, 16
-SETTLED = 140
-"""Iterations after which Syncline has decided, without a plan of an earlier start."""
+ACCUMULATED = 4  # batches
+WARM_UP, MOST, TURN = 2 * ACCUMULATED, 200, 4 * ACCUMULATED
+"""Passes before the first turn of DDP, of Syncline if it has not decided before, and of a turn."""
 DEADLINE_S = 600.0
 FASTER = "10gbit"
-ACCUMULATED = 4
-"""Iterations are timed by so many, with accumulation or not."""
 CERTAIN = 0.02
 """Two gains that differ by less are in no order."""
 RUNS = {
@@ -56,7 +53,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the scripts")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no turn after")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no cell after")
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
     path = RESULTS / "remedies.json"
@@ -65,25 +62,24 @@ def main() -> None:
     names = arguments.scripts.split(",") if arguments.scripts else list(scripts)
     until_s = time.monotonic() + 60 * arguments.minutes
 
-    def keep() -> None:
-        record = {
-            "benchmark": "remedies",
-            "date": today(),
-            "command": "python -m benchmarks.remedies --manifest scripts.json",
-            "hosts": arguments.hosts,
-            "machine": machine(),
-            "cells": cells,
-        }
-        raw.write(path, record)
-
     if not arguments.report:
         for name, rate in itertools.product(names, arguments.rates.split(",")):
+            key = f"{name}, {rate}"
+            if key in cells:
+                continue
+            if time.monotonic() > until_s:
+                raise SystemExit("the time is up; the same command goes on from here")
             bench = Bench(scripts[name], rate, arguments.hosts, arguments.python)
-            cell = cells.setdefault(f"{name}, {rate}", {})
-            for _ in bench.turns(cell, arguments.rounds):
-                keep()
-                if time.monotonic() > until_s:
-                    raise SystemExit("the time is up; the same command goes on from here")
+            cells[key] = bench.measure(arguments.rounds)
+            record = {
+                "benchmark": "remedies",
+                "date": today(),
+                "command": "python -m benchmarks.remedies --manifest scripts.json",
+                "hosts": arguments.hosts,
+                "machine": machine(),
+                "cells": cells,
+            }
+            raw.write(path, record)
     report(cells)
 
 
@@ -93,36 +89,81 @@ class Bench:
     def __init__(self, script: dict[str, Any], rate: str, hosts: int, python: str) -> None:
         self._script, self._rate, self._hosts, self._python = script, rate, hosts, python
 
-    def turns(self, cell: dict[str, Any], rounds: int) -> Any:
-        """Measure what a cell lacks; yield after each turn."""
-        for key in ("repository", "commit"):
-            cell[key] = self._script.get(key)
-        advices, turns = cell.setdefault("advices", []), cell.setdefault("turns_s", {})
-        for number in range(rounds):
-            if len(advices) <= number:
-                advices.append(self._advice())
-                yield
-            first = advices[0]["remedies"]
-            contestants = ["ddp", *(r for r in first if self._can_run(r))]
-            begin = number % len(contestants)
-            for name in contestants[begin:] + contestants[:begin]:
-                taken = turns.setdefault(name, [])
-                if len(taken) <= number:
-                    seconds, digest = self._turn(name, first.get(name, {}))
-                    taken.append(seconds)
-                    cell.setdefault("digests", {})[name] = digest
-                    where = f"{self._script['name']}, {self._rate}"
-                    print(f"{where}: {name} {seconds:.3f} s, {digest[:8]}", flush=True)
-                    yield
+    def measure(self, rounds: int) -> dict[str, Any]:
+        """Return two advices, and the seconds a pass of each contestant in each round."""
+        before = self._advice()
+        remedies = before["remedies"]
+        with contextlib.ExitStack() as stack:
+            contestants: dict[str, Contestant] = {}
+            for name in ("ddp", *filter(self._can_run, remedies)):
+                contestant = self._contestant(name, remedies.get(name, {}), rounds)
+                contestants[name] = stack.enter_context(contestant)
+                self._say(f"{name} is ready")
+            turns_s: dict[str, list[float]] = {name: [] for name in contestants}
+            digests: dict[str, str] = {}
+            for number in range(rounds):
+                begin = number % len(contestants)
+                names = list(contestants)
+                for name in names[begin:] + names[:begin]:
+                    found = contestants[name].turn()
+                    begins_s, passes = found["begins_s"], TURN - ACCUMULATED
+                    turns_s[name].append((begins_s[TURN] - begins_s[ACCUMULATED]) / passes)
+                    digests[name] = found["digest"]
+                    self._say(f"{name} {turns_s[name][-1]:.3f} s, {found['phase']}")
+        return {
+            "repository": self._script.get("repository"),
+            "commit": self._script.get("commit"),
+            "advices": [before, self._advice()],
+            "turns_s": turns_s,
+            "digests": digests,
+        }
+
+    def _say(self, text: str) -> None:
+        print(f"{self._script['name']}, {self._rate}: {text}", flush=True)
 
     def _can_run(self, remedy: str) -> bool:
         if remedy.startswith("accumulate"):
             return "accumulated" in self._script
         return not remedy.startswith("network of") or remedy == "network of 10 Gbit/s"
 
+    def _contestant(self, name: str, remedy: dict[str, Any], rounds: int) -> Contestant:
+        script, rate, mib, more = self._script, self._rate, None, ()
+        if name == "bucket size":
+            mib = int(remedy["how"].partition("bucket_cap_mb=")[2].rstrip(")"))
+        elif name.startswith("network of"):
+            rate = FASTER
+        elif name.startswith("accumulate"):
+            more = script["accumulated"]
+        run = ("-m", "syncline.run", *RUNS[name], "--cache", "none") if name in RUNS else ()
+        return Contestant(
+            [*script["command"], *more],
+            cluster=Cluster.of(hosts=self._hosts, rate=rate),
+            environment=script["environment"],
+            job={
+                "warm_up": WARM_UP,
+                "most": MOST,
+                "passes": TURN,
+                "digest_at": WARM_UP + rounds * TURN,
+                "bucket_cap_mb": mib,
+            },
+            launched=run,
+            python=self._python,
+            folder=script["cwd"],
+        )
+
     def _advice(self) -> dict[str, Any]:
+        script = self._script
         with tempfile.TemporaryDirectory() as folder:
-            self._run(["-m", "syncline.advise", "-o", folder, *self._script["command"]], self._rate)
+            advise = ["-m", "syncline.advise", "-o", folder, *script["command"]]
+            with Testbed(Cluster.of(hosts=self._hosts, rate=self._rate)) as bed:
+                result = bed.run(
+                    ["env", "-C", script["cwd"], self._python, *advise],
+                    environment={"OMP_NUM_THREADS": "1", **script["environment"]},
+                    timeout_s=DEADLINE_S,
+                )
+            if result.exit_code:
+                said = "".join(result.stderr)[-3000:]
+                raise SystemExit(f"error: {script['name']} failed ({result.exit_code}): {said}")
             found = Advice.load(Path(folder, "advice.json"))
         return {
             "remedies": {
@@ -134,52 +175,6 @@ class Bench:
             "limit": found.limit,
         }
 
-    def _turn(self, name: str, remedy: dict[str, Any]) -> tuple[float, str]:
-        """Return the seconds an iteration of one start, and a hash of its last parameters."""
-        if name in RUNS:
-            return self._timed(SETTLED + STEPS, (*RUNS[name], "--cache", "none"))
-        if name == "bucket size":
-            mib = int(remedy["how"].partition("bucket_cap_mb=")[2].rstrip(")"))
-            return self._timed(WARM_UP + STEPS, bucket_cap_mb=mib)
-        if name.startswith("network of"):
-            return self._timed(WARM_UP + STEPS, rate=FASTER)
-        if name.startswith("accumulate"):
-            return self._timed(WARM_UP + STEPS, more=self._script["accumulated"])
-        return self._timed(WARM_UP + STEPS)
-
-    def _timed(
-        self,
-        steps: int,
-        run: tuple[str, ...] | None = None,
-        *,
-        rate: str | None = None,
-        bucket_cap_mb: int | None = None,
-        more: Sequence[str] = (),
-    ) -> tuple[float, str]:
-        with tempfile.NamedTemporaryFile() as into:
-            job = {"passes": steps, "into": into.name, "bucket_cap_mb": bucket_cap_mb}
-            launched = [] if run is None else ["-m", "syncline.run", *run]
-            timed = ["-m", "benchmarks.timed_script", json.dumps(job)]
-            self._run([*launched, *timed, *self._script["command"], *more], rate or self._rate)
-            found = json.loads(Path(into.name).read_text())
-        if found["phase"] not in ("steady", "torch's DDP"):
-            print(f"not settled: {found['phase']}", flush=True)
-        begins_s = found["begins_s"][-STEPS - 1 :: ACCUMULATED]
-        return median([b - a for a, b in pairwise(begins_s)]) / ACCUMULATED, found["digest"]
-
-    def _run(self, arguments: list[str], rate: str) -> None:
-        script = self._script
-        searched = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, searched))}
-        with Testbed(Cluster.of(hosts=self._hosts, rate=rate)) as bed:
-            within = ["env", "-C", script["cwd"], self._python, *arguments]
-            result = bed.run(
-                within, environment={**environment, **script["environment"]}, timeout_s=DEADLINE_S
-            )
-        if result.exit_code:
-            said = "".join(result.stderr)[-3000:]
-            raise SystemExit(f"error: {script['name']} failed ({result.exit_code}): {said}")
-
 
 def report(cells: dict[str, Any]) -> None:
     """Print each remedy's predicted and measured gain, and how often their order is right."""
@@ -189,7 +184,7 @@ def report(cells: dict[str, Any]) -> None:
         turns, digests = cell.get("turns_s", {}), cell.get("digests", {})
         if "overlap" in digests:
             bits = "the same" if digests["overlap"] == digests["ddp"] else "other"
-            print(f"{key}: {bits} bits as DDP after {WARM_UP + STEPS} steps with overlap")
+            print(f"{key}: {bits} bits as DDP after as many passes with overlap")
         measured = {n: median(turns["ddp"]) / median(t) for n, t in turns.items() if "ddp" in turns}
         advices = [advice["remedies"] for advice in cell.get("advices", [])]
         for name, gain in measured.items():
