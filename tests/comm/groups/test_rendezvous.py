@@ -60,9 +60,11 @@ def test_notes_of_processes_that_have_ended_do_not_matter(ended: str, first: int
     gone = [RankCard.own(), RankCard.own()]
     old = [Rendezvous(store, "default", rank, 2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        before = [pool.submit(old[0].join, gone[0], time.monotonic() + 0.3)]
-        if ended == "after its call":
-            before.append(pool.submit(old[1].join, gone[1], time.monotonic() + DEADLINE_S))
+        answered = ended == "after its call"
+        wait_s = LONG_S if answered else 0.3  # in which nobody comes
+        before = [pool.submit(old[0].join, gone[0], time.monotonic() + wait_s)]
+        if answered:
+            before.append(pool.submit(old[1].join, gone[1], time.monotonic() + LONG_S))
         for each in before:
             each.exception(DEADLINE_S)
     with ThreadPoolExecutor(2) as pool:
