@@ -59,7 +59,9 @@ class Side:
         self.shard = False
         """Whether optimizers are sharded: gradients cannot be read after a step then."""
         self.near = False
-        """Whether values may differ by a relative 1e-6 from those of the other side."""
+        """Whether values may differ from those of the other side, relatively by :attr:`within`."""
+        self.within = torch.finfo(getattr(torch, wire)).eps / 32 if wire else 1e-6
+        """In 16 bits, what differs in the last bit of float32 now and then rounds otherwise."""
         self.error = ""  # the traceback of what the script raised, where that is part of the result
         self._stopping = threading.Event()
         self._readers: list[threading.Thread] = []
@@ -98,7 +100,7 @@ class Side:
 
     def note(self, label: str, *values: Any) -> None:
         """Note values, which must be the same on both sides."""
-        self.trace.append((label, Near(values) if self.near else fingerprint(values)))
+        self.trace.append((label, Near(values, self.within) if self.near else fingerprint(values)))
 
     def read_in_thread(self, read: Callable[[], object]) -> None:
         """Read in a thread again and again until the script ends; what it raises is noted."""
@@ -160,7 +162,7 @@ class Ours(Side):
     """Ours, under a plan made for the model."""
 
     def __init__(self, style: Style, *, guard: bool = False, shard: bool = False) -> None:
-        super().__init__()
+        super().__init__(style.wire)
         self.style, self.guard, self.shard = style, guard, shard
         self.deferred = self.under_forward = 0
         """Updates of single parameters in the last steps: put off, and made by a forward pass."""
@@ -242,15 +244,16 @@ def fingerprint(value: Any) -> Any:
 
 
 class Near:
-    """Values that equal others within a relative 1e-6: of a tensor, in its norm."""
+    """Values that equal others within a relative difference: of a tensor, in its norm."""
 
-    def __init__(self, values: Any) -> None:
+    def __init__(self, values: Any, within: float) -> None:
+        self.within = within
         self.values = [_real(v) if isinstance(v, torch.Tensor) else v for v in tree_leaves(values)]
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Near)
         pairs = zip(self.values, other.values, strict=True)
-        return all(_is_near(mine, theirs) for mine, theirs in pairs)
+        return all(_is_near(mine, theirs, self.within) for mine, theirs in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -263,15 +266,15 @@ def _real(value: torch.Tensor) -> torch.Tensor:
     return (torch.view_as_real(value) if value.is_complex() else value).double().clone()
 
 
-def _is_near(mine: Any, theirs: Any) -> bool:
+def _is_near(mine: Any, theirs: Any, within: float) -> bool:
     if isinstance(mine, float):
-        return math.isclose(mine, theirs, rel_tol=1e-6)
+        return math.isclose(mine, theirs, rel_tol=within)
     if not isinstance(mine, torch.Tensor):
         return bool(mine == theirs)
     finite = mine.isfinite()
     same = torch.equal(finite, theirs.isfinite())
     difference = torch.linalg.vector_norm((mine - theirs)[finite])
-    return same and bool(difference <= 1e-6 * torch.linalg.vector_norm(theirs[finite]))
+    return same and bool(difference <= within * torch.linalg.vector_norm(theirs[finite]))
 
 
 def differences(ours: Side, theirs: Side) -> list[str]:
