@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from syncline.train import shutdown
 from tests.cases import first_few
 from tests.mortal import Ended, Mortals, Place
 from tests.timeouts import DEADLINE_S
@@ -40,6 +41,8 @@ class Batches(Dataset[torch.Tensor]):
 def train(place: Place, backend: str, how: str) -> None:
     """Train until updates are pending, and end as ``how`` says."""
     training = begin(place, backend=backend)
+    if how == "late threads":  # as where the machine is too busy to run them at once
+        shutdown.THREADS_S = 0.0
     if how == "loader":
         forked = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
         loader = DataLoader(Batches(), batch_size=None, **forked)
@@ -164,7 +167,9 @@ def run(mortals: Mortals, request: pytest.FixtureRequest) -> Run:
     return ranks_of
 
 
-@pytest.mark.parametrize("how", ["end", "sys.exit", "loader", *first_few(["group destroyed"], 0)])
+@pytest.mark.parametrize(
+    "how", ["end", "sys.exit", "late threads", "loader", *first_few(["group destroyed"], 0)]
+)
 def test_ranks_end_in_the_midst_of_training(run: Run, how: str) -> None:
     ended, _ = run(ends, how)
     assert [rank.out for rank in ended] == ["pending\n"] * RANKS

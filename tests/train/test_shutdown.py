@@ -9,6 +9,7 @@ from tests.mortal import Mortals, script
 
 ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK = """
 import threading
+import time
 from multiprocessing.util import Finalize
 
 import torch
@@ -17,9 +18,11 @@ from syncline import DistributedDataParallel
 torch.distributed.init_process_group(
     "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
 )
+ended, released = threading.Event(), threading.Event()
+# On a busy machine the thread may run later than is waited for at the end.
+sleep, time.sleep = time.sleep, lambda s: released.wait(60) if ended.is_set() else sleep(s)
 DistributedDataParallel(torch.nn.Linear(1, 1))
-ended = threading.Event()
-release = lambda: (ended.wait(), print("released", flush=True))
+release = lambda: (ended.wait(), print("released", flush=True), released.set())
 threading.Thread(target=release, daemon=True).start()
 Finalize(None, ended.set, exitpriority=-998)
 """

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from syncline.train.engine.engine import Engine
     from syncline.train.overlap.deferral import Deferral
 
-SILENCE_S = 10.0  # after this long, an exiting process reports that it still waits for the others
+SILENCE_S = 10.0
+"""After this long, an exiting process reports that it still waits for the others. Its own threads
+are given as long to end: on a busy machine it may take a second until they run."""
 PATIENCE_AFTER_ERROR_S = 5.0
 """A process that exits by an exception waits at most this long for the next message: the others
 will notice its exit."""
-THREADS_S = 1.0  # how long the engine's threads may take to end
+THREADS_S = 1.0  # how long threads that may wait for a lost peer are given to end
 RELEASE_S = 0.05  # how long an exiting process gives Gloo's threads to release what they hold
 FINISHING = BEFORE_RELEASED + 1  # priority of a finalizer: before all others
 AWAITING = BEFORE_RELEASED  # right after that
@@ -63,13 +65,18 @@ def _shut_down(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine
     deferral, engine = deferral_of(), engine_of()
     if engine is None:
         return
+    abandons = False  # messages, which the threads may wait for
     if deferral is not None:
-        _finish(deferral, engine)
+        abandons = _finish(deferral, engine)
     else:
         # The model was dropped, but other ranks may still use theirs.
-        with contextlib.suppress(SynclineError):  # nothing is lost here
+        try:
             _send_the_rest(engine)
-    engine.close(0)
+        except SynclineError:  # nothing is lost here
+            abandons = True
+    engine.close(0 if abandons else SILENCE_S)
+    if not abandons and any(thread.is_alive() for thread in engine.threads):
+        _say(f"rank {engine.rank}: a thread that exchanges gradients still runs after the last one")
 
 
 def _await(thread_of: weakref.ref[Thread]) -> None:
@@ -86,7 +93,8 @@ def _await(thread_of: weakref.ref[Thread]) -> None:
         _end_early()
 
 
-def _finish(deferral: Deferral, engine: Engine) -> None:
+def _finish(deferral: Deferral, engine: Engine) -> bool:
+    """Finish messages and updates; return whether messages had to be abandoned."""
     lost: BaseException | None = None
     try:
         _send_the_rest(engine)
@@ -106,6 +114,7 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
             _end_early()
         else:
             _say(f"rank {engine.rank}: the last update is lost: {text}")
+    return lost is not None
 
 
 def _send_the_rest(engine: Engine) -> None:
