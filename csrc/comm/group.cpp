@@ -48,6 +48,27 @@ void Operation::begin_with(Request request) {
     for (const Transfer& transfer : request_.program->transfers()) {
         left_ += begin(transfer) < end(transfer) ? 1 : 0;
     }
+    direct_ = request_.output != nullptr && writes_output_whole();
+}
+
+bool Operation::writes_output_whole() const {
+    const Program& program = *request_.program;
+    const std::size_t first = request_.result_start * element_;
+    const std::size_t last = request_.result_stop * element_;
+    for (std::int32_t block = 0; block < program.blocks(); ++block) {
+        const bool inside = offset(block) < last && offset(block + 1) > first;
+        if (inside && !program.changes(block)) return false;
+    }
+    return std::ranges::all_of(program.transfers(), [&](const Transfer& transfer) {
+        return (begin(transfer) >= first && end(transfer) <= last) || end(transfer) <= first ||
+               begin(transfer) >= last;
+    });
+}
+
+std::byte* Operation::place(std::size_t from) const {
+    const std::size_t first = request_.result_start * element_;
+    const bool is_output = direct_ && from >= first && from < request_.result_stop * element_;
+    return is_output ? request_.output + (from - first) : request_.work + from;
 }
 
 // The same as Schedule.block_offsets. It is called several times a fragment, and with small
@@ -85,12 +106,12 @@ bool Operation::open(const std::vector<std::uint32_t>& transfers) const {
 
 void Operation::finish() {
     const std::size_t count = request_.result_stop - request_.result_start;
-    std::byte* result = request_.work + request_.result_start * element_;
+    std::byte* result = place(request_.result_start * element_);
     if (request_.call.reduction == Reduction::average && count > 0) {
         divide(request_.call.dtype, result, count,
                static_cast<std::uint32_t>(request_.program->ranks()));
     }
-    if (request_.output != nullptr && count > 0) {
+    if (request_.output != nullptr && !direct_ && count > 0) {
         std::memcpy(request_.output, result, count * element_);
     }
 }
@@ -515,12 +536,12 @@ bool Group::progress_sends(Peer& peer) {
         const std::size_t to = std::min(end, from + peer.link->fragment_bytes());
         if (!peer.link->can_send() || !operation.passed(transfer.after_receives, from, to)) break;
         const std::byte* source =
-            transfer.fresh ? operation.request_.input : operation.request_.work;
+            transfer.fresh ? operation.request_.input + from : operation.place(from);
         side.under_way.push_back({cursor.operation.get(), number, to - from});
         const bool changes = transfer.exchanged && (operation.in_place() || !transfer.fresh);
         std::optional<Copies> copies;
         if (transfer.copy_of) copies = {*transfer.copy_of, cursor.offset};
-        peer.link->send(source + from, to - from, operation.call(), !changes, copies);
+        peer.link->send(source, to - from, operation.call(), !changes, copies);
         cursor.offset += to - from;
         retire(side, peer.link->released());
         return true;
@@ -556,10 +577,10 @@ bool Group::progress_receives(Peer& peer) {
         // An out-of-place receive overwrites nothing, so earlier sends need not be done.
         const bool overwrites = operation.in_place() || !transfer.fresh;
         if (overwrites && !operation.passed(transfer.after_sends, from, to)) break;
-        const std::byte* own = transfer.fresh ? operation.request_.input : operation.request_.work;
+        std::byte* target = operation.place(from);
+        const std::byte* own = transfer.fresh ? operation.request_.input + from : target;
         side.under_way.push_back({cursor.operation.get(), number, to - from});
-        peer.link->receive({operation.request_.work + from,
-                            transfer.action == Action::reduce ? own + from : nullptr, to - from},
+        peer.link->receive({target, transfer.action == Action::reduce ? own : nullptr, to - from},
                            operation.call());
         cursor.offset += to - from;
         retire(side, peer.link->received());

@@ -37,7 +37,7 @@ class Operation final : public Task {
         // the reduction is the average.
         std::size_t result_start;
         std::size_t result_stop;
-        // Where that part goes at the end; null: it stays.
+        // Where that part goes; null: it stays.
         std::byte* output;
     };
 
@@ -57,12 +57,18 @@ class Operation final : public Task {
     // Whether one of the transfers is not done.
     [[nodiscard]] bool open(const std::vector<std::uint32_t>& transfers) const;
     [[nodiscard]] bool in_place() const { return request_.input == request_.work; }
+    // Whether receives write all of the part that goes to `output`, and no transfer covers it in
+    // part.
+    [[nodiscard]] bool writes_output_whole() const;
+    // Where the bytes from `from` on are written, up to the end of their transfer.
+    [[nodiscard]] std::byte* place(std::size_t from) const;
     void finish();
 
     Request request_{};
     std::size_t element_ = 0;
     std::size_t block_elements_ = 0;  // of every block, without the remainder
     std::size_t rest_elements_ = 0;
+    bool direct_ = false;  // whether transfers write to `output`; otherwise it is copied there
     std::vector<std::size_t> through_;  // of each transfer: bytes sent and released, or landed
     std::size_t left_ = 0;              // transfers that are not done
 };

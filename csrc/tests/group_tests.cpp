@@ -503,24 +503,25 @@ void large_fragments_give_the_right_result() {
     }
 }
 
-void averages_are_divided_and_results_go_where_they_should() {
+// Where transfers cover the part [start, stop) in part, it is copied to the output at the end.
+void averages_are_divided_and_results_go_where_they_should(std::size_t start, std::size_t stop) {
     Team team(3);
     const Shape shape = direct(3);
     team.run([&](std::int32_t rank) {
-        std::vector<float> work(100), output(40, -1.0F);
+        std::vector<float> work(99), output(stop - start, -1.0F);
         for (std::size_t i = 0; i < work.size(); ++i) {
             work[i] = 3.0F * given<float>(rank, i);
         }
         Operation::Request asked = request<float>(shape, rank, 3, work, std::span<float>(work));
         asked.call.reduction = Reduction::average;
-        asked.result_start = 10;
-        asked.result_stop = 50;
+        asked.result_start = start;
+        asked.result_stop = stop;
         asked.output = reinterpret_cast<std::byte*>(output.data());
         Group& group = team.at(rank);
         group.wait(group.start(std::move(asked), true), soon());
         for (std::size_t i = 0; i < output.size(); ++i) {
             float sum = 0;
-            for (std::int32_t peer = 0; peer < 3; ++peer) sum += given<float>(peer, i + 10);
+            for (std::int32_t peer = 0; peer < 3; ++peer) sum += given<float>(peer, i + start);
             CHECK(output[i] == sum);
         }
     });
@@ -1201,7 +1202,8 @@ void soak(seconds duration) {
 void over_any_link(seconds of_soak) {
     every_shape_gives_the_right_result();
     large_fragments_give_the_right_result();
-    averages_are_divided_and_results_go_where_they_should();
+    averages_are_divided_and_results_go_where_they_should(10, 50);
+    averages_are_divided_and_results_go_where_they_should(33, 66);
     several_are_in_flight_from_several_threads();
     ranks_that_call_different_collectives_say_so();
     a_lost_peer_fails_who_misses_it();

@@ -186,6 +186,26 @@ def every_collective(folder: str) -> None:
                     run_collective(group, collective, 77, dtype, reduction=reduction)()
 
 
+def tangled(folder: str) -> None:
+    """Give and receive parts at other places of the same memory."""
+    count = 3000
+    with joined(folder) as group:
+        other = slice((group.rank + 1) % group.ranks * count, None)
+        for choice in choices("reduce-scatter"):
+            parts = [whole_numbers(each, count * group.ranks, torch.float32) for each in range(3)]
+            given = parts[group.rank].clone()
+            result = given[other][:count]
+            group.reduce_scatter(elements(given), elements(result), choice=choice).wait()
+            expected = reduced(parts, "sum")[group.rank * count :][:count]
+            assert torch.equal(result, expected), choice
+        for choice in choices("all-gather"):
+            parts = [whole_numbers(each, count, torch.float32) for each in range(3)]
+            result = torch.empty(count * group.ranks)
+            given = result[other][:count].copy_(parts[group.rank])
+            group.all_gather(elements(given), elements(result), choice=choice).wait()
+            assert torch.equal(result, torch.cat(parts)), choice
+
+
 def bits(folder: str) -> None:
     """All-reduce random numbers in every way, to the same bits on all ranks."""
     with joined(folder) as group:

@@ -62,6 +62,7 @@ def test_overlapping_groups_over_one_store(workers: WorkerPool, tmp_path: Path) 
     [
         *((jobs.bits, ranks) for ranks in (2, 3, 4)),
         *((jobs.exchanges, ranks) for ranks in (2, 3)),
+        (jobs.tangled, 3),
         (jobs.leaving_after_the_last, 3),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import threading
@@ -12,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from syncline import _native
 from syncline.comm.groups.choices import Choice, Wanted, agreed_chooser
@@ -315,9 +316,16 @@ class Group:
             _fitting(given, result, self.ranks)
             call = self._prepared(key)
         own = result.address + self.rank * call.part_bytes
-        if own != given.address:
+        # This rank's part is sent from where it was given, and copied meanwhile.
+        source = result.address + given.address - own
+        copies = source != result.address
+        if copies and (not call.code.out_of_place or _overlap(given, result)):
             _native.move(own, given.address, call.part_bytes)
-        return self._start(call, result.address, result.address, blocking, result.owner)
+            source, copies = result.address, False
+        pending = self._start(call, source, result.address, blocking, given.owner, result.owner)
+        if copies:
+            _native.move(own, given.address, call.part_bytes)
+        return pending
 
     def reduce_scatter(
         self,
@@ -337,9 +345,12 @@ class Group:
             part = self.rank * result.count, (self.rank + 1) * result.count
             call = self._prepared(key, result=part)
         code = call.code
-        if code.spills or not code.out_of_place or self.ranks == 1:
+        own = given.address + self.rank * call.part_bytes
+        tangled = result.address != own and _overlap(given, result)
+        if tangled or code.spills or not code.out_of_place or self.ranks == 1:
             work = _scratch(given)
             owners = given.owner, work.owner, result.owner
+            code = code._replace(out_of_place=code.out_of_place and not tangled)
             placed = _placed(given, work, code, self.ranks).address
             return self._start(call, placed, work.address, blocking, owners, None, result.address)
         # The program writes only this rank's part, directly to its place.
@@ -587,8 +598,8 @@ def _sealed_memory(size_bytes: int) -> int:
 
 
 def _scratch(like: Elements) -> Elements:
-    memory = (ctypes.c_char * like.size_bytes)()
-    return Elements(ctypes.addressof(memory), like.count, like.dtype, memory)
+    memory = np.empty(like.size_bytes, np.uint8)
+    return Elements(memory.ctypes.data, like.count, like.dtype, memory)
 
 
 def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
@@ -597,6 +608,10 @@ def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elem
         _native.move(work.address, given.address, given.size_bytes)
         return work
     return given
+
+
+def _overlap(a: Elements, b: Elements) -> bool:
+    return a.address < b.address + b.size_bytes and b.address < a.address + a.size_bytes
 
 
 def _fitting(part: Elements, whole: Elements, times: int) -> Elements:
