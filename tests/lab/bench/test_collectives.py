@@ -19,7 +19,7 @@ from syncline.lab.bench.collectives import measure_collectives, race
 from syncline.lab.bench.launch import Team, meeting, torch_team
 from syncline.lab.bench.messages import LapTimes
 from syncline.lab.bench.request import BenchmarkRequest, TuneRequest
-from syncline.lab.bench.result import COPY, GLOO, OURS, TORCH
+from syncline.lab.bench.result import COPY, GLOO, OURS, STREAM, TORCH, UCX
 from syncline.lab.bench.tuning import HOPELESS, tune
 from syncline.lab.bench.tuning_report import print_choices, rows_of, save_choices_page
 from syncline.lab.testbed import Cluster
@@ -51,7 +51,7 @@ def test_every_contestant_has_a_turn_in_every_round(
 ) -> None:
     monkeypatch.setattr(collectives, "torch_team", lambda _: nullcontext(team))
     told: list[tuple[int, int]] = []
-    names = (OURS, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
+    names = (OURS, TORCH, GLOO, STREAM, f"{OURS}:direct", COPY, "mpich")
     benchmark = measure_collectives(
         request(*names, collective=collective, sizes_bytes=(40, 40_000), pythons={"mpich": ABSENT}),
         progress=lambda _, done, total: told.append((done, total)),
@@ -66,7 +66,7 @@ def test_every_contestant_has_a_turn_in_every_round(
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["tcp", Cluster.of(hosts=2, rate="1gbit")])
 def test_over_tcp_and_on_emulated_hosts(place: Any) -> None:
-    names = (OURS, TORCH, f"{OURS}:linear-pipeline", GLOO)
+    names = (OURS, TORCH, f"{OURS}:linear-pipeline", GLOO, UCX, STREAM)
     if place != "tcp":
         require_namespaces()
     benchmark = measure_collectives(request(*names, place=place))

@@ -16,7 +16,7 @@ from syncline.files.report import terminal, units
 from syncline.files.report.chart import Axis, Line, line_chart
 from syncline.files.report.markup import Column, Html, note, section, table, tag, titled, typeset
 from syncline.files.report.page import page, save_page
-from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, Benchmark, CollectiveTimes
+from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, PLAIN, Benchmark, CollectiveTimes
 
 
 def binary_size(size_bytes: float) -> str:
@@ -105,7 +105,7 @@ def _terminal_rows(benchmark: Benchmark, workers: int) -> Table:
 
     def against_gloo(entry: CollectiveTimes) -> str:
         gloo = benchmark.of(GLOO, entry.workers, entry.size_bytes)
-        if gloo is None or entry.contestant == COPY:
+        if gloo is None or entry.contestant in PLAIN:
             return ""
         return f"{entry.times_faster_than(gloo):.2f}x"
 
@@ -152,7 +152,7 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
     drawn = [name for name in COLOURS if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
     pictures = []
-    compared = [name for name in drawn if name != COPY]
+    compared = [name for name in drawn if name not in PLAIN]
     if several and compared:
         pictures = [
             _picture(

@@ -14,7 +14,10 @@ from syncline.plan.quantities import LARGEST_BYTES, require_finite, require_time
 OURS = "syncline"  # a Syncline group that chooses the algorithm itself
 TORCH = "torch"  # ``torch.distributed`` with backend ``syncline``
 GLOO = "gloo"  # ``torch.distributed`` with backend ``gloo``
+UCX = "ucx"  # a Syncline group over UCX
 COPY = "memcpy"  # no collective: every rank copies a vector
+STREAM = "stream"  # no collective: every rank sends the collective's bytes over plain TCP
+PLAIN = (COPY, STREAM)
 MPIS = ("open-mpi", "mpich")
 PREFIX = f"{OURS}:"  # precedes the name of a forced algorithm
 
@@ -22,7 +25,7 @@ PREFIX = f"{OURS}:"  # precedes the name of a forced algorithm
 def all_contestants(collective: Collective) -> tuple[str, ...]:
     """Return all contestants of a collective, in the order of the table."""
     forced = (PREFIX + algorithm for algorithm in PROGRAMS[collective])
-    return (OURS, TORCH, GLOO, *MPIS, *forced, COPY)
+    return (OURS, TORCH, GLOO, UCX, *MPIS, *forced, *PLAIN)
 
 
 def require_contestants(collective: Collective, names: Sequence[str]) -> None:

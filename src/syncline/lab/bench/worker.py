@@ -8,27 +8,40 @@ from __future__ import annotations
 
 import importlib
 import math
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline.comm.collectives import Collective
-from syncline.comm.groups import Elements, Group
+from syncline.comm.groups import Elements, Group, Transport
+from syncline.comm.groups.tcp import own_addresses
 from syncline.errors import InternalError, SynclineError, UserError
 from syncline.lab.bench.messages import LapTimes, Order, Ready, Refused, Setup
-from syncline.lab.bench.result import COPY, ELEMENT_BYTES, GLOO, OURS, TORCH
+from syncline.lab.bench.result import (
+    COPY,
+    ELEMENT_BYTES,
+    GLOO,
+    OURS,
+    STREAM,
+    TORCH,
+    UCX,
+    bus_factor,
+)
 from syncline.lab.workers import leave, serve
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+SMALL_BYTES = 1 << 16  # which a socket takes at once
 WARM_SHARE = 0.1  # iterations before those measured, as a share of them
 
 Vector = NDArray[np.float32]
@@ -135,6 +148,40 @@ def by_torch(group: dist.ProcessGroup, order: Order) -> tuple[Vectors, Run]:
     return vectors, runs[order.collective]
 
 
+def by_stream(store: Any, rank: int, ranks: int) -> Contestant:
+    """Connect to the next rank, and from the previous one, to measure plain TCP.
+
+    It moves the bytes of a collective's busiest link; those of a broadcast go along a chain.
+    """
+    address = str(own_addresses(rank, None)[0].ip)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listening:
+        store.set(f"stream/{rank}", f"{address} {listening.getsockname()[1]}")
+        host, port = store.get(f"stream/{(rank + 1) % ranks}").decode().split()
+        after, (before, _) = socket.create_connection((host, int(port))), listening.accept()
+    after.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def measured(order: Order) -> tuple[Vectors, Run]:
+        count = round(order.size_bytes * bus_factor(order.collective, ranks)) // ELEMENT_BYTES
+        is_chain = order.collective in ("broadcast", "reduce")
+        given = np.zeros(0 if is_chain and rank == ranks - 1 else count, np.float32)
+        result = np.zeros(0 if is_chain and rank == 0 else count, np.float32)
+
+        sent, received = given.view(np.uint8).data, result.view(np.uint8).data
+
+        def run() -> None:
+            sending = threading.Thread(target=after.sendall, args=(sent,))
+            (sending.run if len(sent) <= SMALL_BYTES else sending.start)()
+            if received:
+                before.recv_into(received, flags=socket.MSG_WAITALL)
+            if len(sent) > SMALL_BYTES:
+                sending.join()
+
+        return Vectors(given, result), run
+
+    return measured
+
+
 class Member(NamedTuple):
     """This rank in its team."""
 
@@ -149,7 +196,7 @@ def lap(member: Member, order: Order) -> LapTimes:
     vectors, run = member.contestants[order.contestant](order)
     vectors.given.fill(member.rank + 1)
     run()
-    if order.contestant != COPY:
+    if order.contestant not in (COPY, STREAM):
         require_result(order.collective, vectors, member.rank, member.ranks)
     vectors.given.fill(0)  # otherwise repeated sums in place would overflow
     for _ in range(math.ceil(order.iterations * WARM_SHARE)):
@@ -178,27 +225,30 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
     gloo: Any = dist.group.WORLD
     options = Options(transport=setup.transport, choices=setup.choices)
     ours: Any = dist.new_group(backend="syncline", timeout=timeout, pg_options=options)
-    group = Group(
-        store,
-        rank,
-        setup.ranks,
-        name="bench",
-        timeout_s=setup.timeout_s,
-        transport=setup.transport,
-        choices=setup.choices,
-    )
+    ranks, timeout_s, choices = setup.ranks, setup.timeout_s, setup.choices
+
+    @cache
+    def group_over(way: Transport) -> Group:
+        return Group(
+            store, rank, ranks, name=way, timeout_s=timeout_s, transport=way, choices=choices
+        )
+
+    stream = cache(partial(by_stream, store, rank, ranks))
+    group = group_over(setup.transport)
     element = _elements(np.zeros(1, np.float32))
     contestants: dict[str, Contestant] = {
         OURS: partial(by_group, group),
         TORCH: partial(by_torch, ours),
         GLOO: partial(by_torch, gloo),
+        UCX: lambda order: by_group(group_over("ucx"), order),
         COPY: by_memcpy,
+        STREAM: lambda order: stream()(order),
     }
     ready = Ready(
         version=f"torch {torch.__version__}", site=group.site, choices=group.chooser.source
     )
     member = Member(
-        rank, setup.ranks, contestants, lambda: group.all_reduce(element, blocking=True).wait()
+        rank, ranks, contestants, lambda: group.all_reduce(element, blocking=True).wait()
     )
     return member, ready
 
