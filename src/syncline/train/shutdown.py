@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from syncline.train.overlap.deferral import Deferral
 
 SILENCE_S = 10.0
-"""After this long, an exiting process reports that it still waits for the others. Its own threads
-are given as long to end: on a busy machine it may take a second until they run."""
+"""After this long, an exiting process reports that it still waits for the others, or that a thread
+of its own has not ended: on a busy machine it may take a second until it runs."""
 PATIENCE_AFTER_ERROR_S = 5.0
 """A process that exits by an exception waits at most this long for the next message: the others
 will notice its exit."""

@@ -61,14 +61,16 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
                 sources = [_runs_until(ready, profile, operation_runs)]
             else:
                 sources = []
-            found += [Flow(s, span) for runs in sources if (s := _last_before(runs, span))]
+            before = ([s for s in runs if s.stop_ns <= span.start_ns] for runs in sources)
+            found += [Flow(runs[-1], span) for runs in before if runs]
             if message.collective == "reduce-scatter":
                 continue
             if plan.wait == "need":
                 readers = [operation_runs[i] for i in sorted({needs[name] for name in names})]
             else:
                 readers = [updates]
-            found += [Flow(span, t) for runs in readers if (t := _first_after(runs, span))]
+            after = ([t for t in runs if t.start_ns >= span.stop_ns] for runs in readers)
+            found += [Flow(span, runs[0]) for runs in after if runs]
     return found
 
 
@@ -103,14 +105,6 @@ def _matched(
         matched.append(sorted(found, key=lambda span: span.start_ns))
         seen[label] += 1
     return matched
-
-
-def _last_before(runs: Sequence[Span], span: Span) -> Span | None:
-    return next((run for run in reversed(runs) if run.stop_ns <= span.start_ns), None)
-
-
-def _first_after(runs: Sequence[Span], span: Span) -> Span | None:
-    return next((run for run in runs if run.start_ns >= span.stop_ns), None)
 
 
 def to_chrome_trace(

@@ -84,7 +84,8 @@ def _joined(plan: Plan, least_bytes: float) -> Plan:
         kind = message.collective, plan.tensors[members[0]].dtype if members else ""
         at, held_bytes = latest.get(kind, (-1, 0))
         gathers = message.collective == "all-gather"
-        if at >= 0 and held_bytes < least_bytes and _touch(found[at], message):
+        touches = at >= 0 and message.start <= found[at].stop and found[at].start <= message.stop
+        if touches and held_bytes < least_bytes:
             start, stop = min(found[at].start, message.start), max(found[at].stop, message.stop)
             if message.stop == stop and not gathers:
                 places[at] = place
@@ -107,10 +108,6 @@ def _joined(plan: Plan, least_bytes: float) -> Plan:
             places[at] = max(places[at], *sums)
     order = sorted(range(len(found)), key=places.__getitem__)
     return msgspec.structs.replace(plan, messages=tuple(found[at] for at in order))
-
-
-def _touch(one: Message, other: Message) -> bool:
-    return one.stop == other.start or other.stop == one.start
 
 
 def _gathers_whole_sums(plan: Plan) -> bool:

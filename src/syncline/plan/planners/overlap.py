@@ -169,8 +169,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
         for other in others:
             if other.in_flight > self.in_flight:
                 continue
+            plain = all(m.collective == "all-reduce" and not m.delay_s for m in other.messages)
             # Plain plans that wait on need are seeds: the search judges them as the simulator does.
-            if not_modelled or (other.wait == "need" and not _is_plain(other)):
+            if not_modelled or (other.wait == "need" and not plain):
                 at_once = self.in_flight if pipelined_measured else other.in_flight
                 changes = {"wait": "need", "in_flight": at_once, "norm": profile.norm}
                 compared.append(msgspec.structs.replace(other, **changes))
@@ -247,11 +248,6 @@ def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
             yield planner._arrange(profile, network)
         except UserError:  # a planner that cannot plan this offers no seed
             continue
-
-
-def _is_plain(plan: Plan) -> bool:
-    """Return whether a plan is all-reduces that leave as soon as they can."""
-    return all(m.collective == "all-reduce" and not m.delay_s for m in plan.messages)
 
 
 def _slices(plan: Plan) -> Slices:
