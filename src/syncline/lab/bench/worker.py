@@ -166,7 +166,6 @@ def by_stream(store: Any, rank: int, ranks: int) -> Contestant:
         is_chain = order.collective in ("broadcast", "reduce")
         given = np.zeros(0 if is_chain and rank == ranks - 1 else count, np.float32)
         result = np.zeros(0 if is_chain and rank == 0 else count, np.float32)
-
         sent, received = given.view(np.uint8).data, result.view(np.uint8).data
 
         def run() -> None:
