@@ -192,14 +192,15 @@ def tangled(folder: str) -> None:
     with joined(folder) as group:
         other = slice((group.rank + 1) % group.ranks * count, None)
         for choice in choices("reduce-scatter"):
-            parts = [whole_numbers(each, count * group.ranks, torch.float32) for each in range(3)]
+            whole = count * group.ranks
+            parts = [whole_numbers(each, whole, torch.float32) for each in range(group.ranks)]
             given = parts[group.rank].clone()
             result = given[other][:count]
             group.reduce_scatter(elements(given), elements(result), choice=choice).wait()
             expected = reduced(parts, "sum")[group.rank * count :][:count]
             assert torch.equal(result, expected), choice
         for choice in choices("all-gather"):
-            parts = [whole_numbers(each, count, torch.float32) for each in range(3)]
+            parts = [whole_numbers(each, count, torch.float32) for each in range(group.ranks)]
             result = torch.empty(count * group.ranks)
             given = result[other][:count].copy_(parts[group.rank])
             group.all_gather(elements(given), elements(result), choice=choice).wait()

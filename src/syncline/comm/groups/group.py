@@ -259,7 +259,7 @@ class Group:
         key = "all-reduce", given.count, given.dtype, choice, reduction
         call = self._calls.get(key) or self._prepared(key, result=(0, given.count))
         if work is not given:
-            given = _placed(given, work, call.code, self.ranks)
+            given = _placed(given, work, call.code, copies=self.ranks == 1)
         return self._start(call, given.address, work.address, blocking, given.owner, work.owner)
 
     def broadcast(
@@ -298,7 +298,7 @@ class Group:
             work = _scratch(given) if elsewhere else given
         else:
             work = _fitting(given, result, 1)
-        given = _placed(given, work, call.code, self.ranks)
+        given = _placed(given, work, call.code, copies=self.ranks == 1)
         return self._start(call, given.address, work.address, blocking, given.owner, work.owner)
 
     def all_gather(
@@ -350,8 +350,7 @@ class Group:
         if tangled or code.spills or not code.out_of_place or self.ranks == 1:
             work = _scratch(given)
             owners = given.owner, work.owner, result.owner
-            code = code._replace(out_of_place=code.out_of_place and not tangled)
-            placed = _placed(given, work, code, self.ranks).address
+            placed = _placed(given, work, code, copies=tangled or self.ranks == 1).address
             return self._start(call, placed, work.address, blocking, owners, None, result.address)
         # The program writes only this rank's part, directly to its place.
         before = result.address - self.rank * call.part_bytes
@@ -602,9 +601,9 @@ def _scratch(like: Elements) -> Elements:
     return Elements(memory.ctypes.data, like.count, like.dtype, memory)
 
 
-def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
+def _placed(given: Elements, work: Elements, code: Compiled, *, copies: bool) -> Elements:
     """Return where a program reads its input: as given if it can, else copied to ``work``."""
-    if given.address != work.address and (ranks == 1 or not code.out_of_place):
+    if given.address != work.address and (copies or not code.out_of_place):
         _native.move(work.address, given.address, given.size_bytes)
         return work
     return given

@@ -167,13 +167,15 @@ def by_stream(store: Any, rank: int, ranks: int) -> Contestant:
         given = np.zeros(0 if is_chain and rank == ranks - 1 else count, np.float32)
         result = np.zeros(0 if is_chain and rank == 0 else count, np.float32)
         sent, received = given.view(np.uint8).data, result.view(np.uint8).data
+        is_small = len(sent) <= SMALL_BYTES
 
         def run() -> None:
             sending = threading.Thread(target=after.sendall, args=(sent,))
-            (sending.run if len(sent) <= SMALL_BYTES else sending.start)()
+            begin = sending.run if is_small else sending.start
+            begin()
             if received:
                 before.recv_into(received, flags=socket.MSG_WAITALL)
-            if len(sent) > SMALL_BYTES:
+            if not is_small:
                 sending.join()
 
         return Vectors(given, result), run

@@ -84,7 +84,7 @@ def _joined(plan: Plan, least_bytes: float) -> Plan:
         kind = message.collective, plan.tensors[members[0]].dtype if members else ""
         at, held_bytes = latest.get(kind, (-1, 0))
         gathers = message.collective == "all-gather"
-        touches = at >= 0 and message.start <= found[at].stop and found[at].start <= message.stop
+        touches = at >= 0 and (found[at].stop == message.start or message.stop == found[at].start)
         if touches and held_bytes < least_bytes:
             start, stop = min(found[at].start, message.start), max(found[at].stop, message.stop)
             if message.stop == stop and not gathers:
